@@ -1,0 +1,35 @@
+# Two commands are enough: `make train` (first run) and `make test`.  Everything lives in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: train test check learn faults bench clean
+
+train: $(STAMP)  ## Train SAC on Pendulum-v1 until it is solved, and say what to do next.
+	$(BIN)/rl-training train --config sac/pendulum_first_run
+
+test: $(STAMP)  ## Run the fast tests, as CI does.
+	$(BIN)/python -m pytest -n 2
+
+check: $(STAMP)  ## Formatting, lint and types.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+learn: $(STAMP)  ## Learning runs over several seeds; about half an hour on two cores.
+	$(BIN)/python -m pytest -m slow -v -s tests/learning
+
+faults: $(STAMP)  ## Kill runs at random moments, resume, compare to the bit.
+	$(BIN)/python -m pytest -m slow -v -s tests/faults
+
+bench: $(STAMP)  ## Speed beside Stable-Baselines3, where that is installed.
+	$(BIN)/python -m bench
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

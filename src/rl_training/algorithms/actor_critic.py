@@ -1,0 +1,107 @@
+"""Template of off-policy actor-critics: critic, then actor, then multipliers, then targets.
+
+Hooks return losses `[S]` and metrics; only `step` below moves optimizers, so the order of an
+update stands in one place.  Shapes: S seeds, N critics, B batch, A action.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import (
+    StepOutput,
+    TransitionLearner,
+    frozen_copy,
+    polyak_update,
+)
+from rl_training.algorithms.config import AlgoConfig
+from rl_training.algorithms.losses import weighted_mean
+from rl_training.algorithms.optim import Adam
+from rl_training.data.batch import TransitionBatch
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Sizes
+
+Loss = tuple[Tensor, dict[str, Tensor]]
+
+
+class ActorCriticConfig(AlgoConfig):
+    """Settings of every off-policy actor-critic."""
+
+    batch_size: PositiveInt = 256
+    """Transitions per gradient step and seed."""
+    hidden_sizes: Sizes = (256, 256)
+    """Widths of the hidden layers of actor and critics."""
+    learning_rate: PositiveFloat = 3e-4
+    """Adam step size of the critics, and of the actor unless it has its own."""
+    actor_learning_rate: PositiveFloat | None = None
+    """Adam step size of the actor; null uses `learning_rate`."""
+    tau: Fraction = 0.005
+    """Share of the critics that moves into their targets at each update; 1 copies them."""
+    num_critics: PositiveInt = 2
+    """Members of the critic ensemble; targets use their minimum."""
+    use_layer_norm: bool = False
+    """Normalise the critics' hidden layers."""
+    max_grad_norm: PositiveFloat | None = None
+    """Clip each network's gradient to this norm, per seed; null does not."""
+
+
+class ActorCritic(TransitionLearner):
+    """Critic regression to a target, then policy improvement against the critics."""
+
+    config: ActorCriticConfig
+    model: MLPSACModel
+
+    def setup(self) -> None:
+        """Create target critics and one optimizer per network."""
+        config = self.config
+        self.target_critic = frozen_copy(self.model.critic)
+        self.critic_optimizer = Adam(
+            self.model.critic.parameters(), config.learning_rate, max_grad_norm=config.max_grad_norm
+        )
+        self.actor_optimizer = Adam(
+            self.model.actor.parameters(),
+            config.actor_learning_rate or config.learning_rate,
+            max_grad_norm=config.max_grad_norm,
+        )
+
+    def step(self, batch: TransitionBatch) -> StepOutput:
+        """Do one update of critics, actor, multipliers and targets."""
+        with torch.no_grad():
+            target, target_metrics = self.td_target(batch)  # [S, B]
+        critic_loss, critic_metrics, td_error = self.critic_loss(batch, target)
+        self.critic_optimizer.minimize(critic_loss)
+        actor_loss, actor_metrics = self.actor_loss(batch)
+        self.actor_optimizer.minimize(actor_loss)
+        multiplier_metrics = self.update_multipliers(actor_metrics)
+        polyak_update(self.target_critic, self.model.critic, self.config.tau)
+        metrics = {"critic_loss": critic_loss, "actor_loss": actor_loss}
+        metrics |= target_metrics | critic_metrics | actor_metrics | multiplier_metrics
+        return StepOutput(metrics, priority=td_error)
+
+    @abstractmethod
+    def td_target(self, batch: TransitionBatch) -> Loss:
+        """Return the regression target `[S, B]` and metrics."""
+
+    def critic_loss(
+        self, batch: TransitionBatch, target: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Mean squared error of every critic, summed over critics; also the TD error `[S, B]`."""
+        error = self.model.q_values(batch.obs, batch.action) - target.unsqueeze(1)  # [S, N, B]
+        weight = None if batch.weight is None else batch.weight.unsqueeze(1)
+        loss = weighted_mean(error.square(), weight).sum(1)
+        return loss, {}, error.detach().abs().mean(1)
+
+    @abstractmethod
+    def actor_loss(self, batch: TransitionBatch) -> Loss:
+        """Return the policy's loss `[S]` and metrics."""
+
+    def update_multipliers(self, actor_metrics: dict[str, Tensor]) -> dict[str, Tensor]:  # noqa: ARG002
+        """Move temperatures and the like by what the actor's loss measured; returns metrics."""
+        return {}
+
+    def random_action(self, num_envs: int) -> Tensor:
+        """Draw actions uniformly from [-1, 1]^A."""
+        return self.rng.uniform(num_envs, self.model.action_dim) * 2 - 1

@@ -1,0 +1,192 @@
+"""What every learner has in common: building from keywords, one `update`, `act`, and a found state.
+
+A learner is mathematics.  It knows no environment, file, logger or loop, and `update` never reads a
+number back from the device.  Shapes: S seeds, B batch, n environments per seed, A action.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.config import AlgoConfig
+from rl_training.algorithms.optim import Adam
+from rl_training.algorithms.schedules import learning_rate_factor
+from rl_training.data.batch import RolloutBatch, TransitionBatch
+from rl_training.errors import ConfigError
+from rl_training.rng import Rng
+from rl_training.state import Counter, Stateful
+from rl_training.validation import parse
+
+
+class Metrics(Mapping[str, float]):
+    """Named results of an update: tensors `[S]` inside, numbers when read.
+
+    Reading synchronises with the device, and only reading does; loops use `tensors`.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+
+    def __getitem__(self, name: str) -> float:
+        return float(self.tensors[name].float().mean())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __repr__(self) -> str:
+        return f"Metrics({dict(self)})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateResult:
+    """What one call of `update` did."""
+
+    metrics: Metrics
+    num_gradient_steps: int = 1
+    priority: Tensor | None = None
+    """New priorities of the sampled rows `[S, B]`; the loop hands them to the replay buffer."""
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What an algorithm's `step` returns: metrics as tensors `[S]` and, optionally, priorities."""
+
+    metrics: dict[str, Tensor]
+    priority: Tensor | None = None
+    num_gradient_steps: int = 1
+
+
+BatchT = TypeVar("BatchT", TransitionBatch, RolloutBatch)
+
+
+class Learner(Stateful, Generic[BatchT]):
+    """Base class of algorithms.
+
+    A subclass names its networks in `network_names`, creates targets and optimizers in `setup`, and
+    implements `step` (one update) and `act`.  It has no constructor of its own.
+    """
+
+    config_class: ClassVar[type[AlgoConfig]]
+    network_names: ClassVar[tuple[str, ...]] = ("model",)
+
+    def __init__(
+        self, *, config: AlgoConfig | None = None, seeds: Sequence[int] = (0,), **keywords: Any
+    ) -> None:
+        """Build the learner.
+
+        Args:
+            config: The typed settings; alternatively give its fields as keywords.
+            seeds: Seeds of the learner's own randomness, one per member of the group.
+            **keywords: The networks of `network_names`, and fields of the config.
+
+        Raises:
+            ConfigError: For a missing network, an unknown field or a value out of range.
+        """
+        for name in self.network_names:
+            network = keywords.pop(name, None)
+            if not isinstance(network, nn.Module):
+                raise ConfigError(
+                    f"{type(self).__name__}({name}=...) must be a torch module, got {network!r}"
+                )
+            setattr(self, name, network)
+        self.config = config if config is not None else parse(self.config_class, keywords)
+        if config is not None and keywords:
+            raise ConfigError(f"give either config or its fields, not both: {sorted(keywords)}")
+        first = getattr(self, self.network_names[0])
+        self.device = next(first.parameters()).device
+        self.num_seeds = len(seeds)
+        self.rng = Rng(seeds, "learner", self.device)
+        self.num_updates = Counter()
+        self.progress = 0.0
+        self.setup()
+        self.set_progress(0.0)
+
+    # What an algorithm provides
+
+    def setup(self) -> None:
+        """Create target networks, optimizers and multipliers."""
+        raise NotImplementedError
+
+    def as_batch(self, batch: BatchT | Mapping[str, Tensor]) -> BatchT:
+        """Return `batch` in the form `step` takes."""
+        raise NotImplementedError
+
+    def step(self, batch: BatchT) -> StepOutput:
+        """Do one update."""
+        raise NotImplementedError
+
+    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+        """Choose actions for `obs` `[S, n, ...]` in learner units (continuous ones in [-1, 1])."""
+        raise NotImplementedError
+
+    def random_action(self, num_envs: int) -> Tensor:
+        """Draw uniformly random actions `[S, n, ...]` in learner units."""
+        raise NotImplementedError
+
+    # What is common
+
+    def update(
+        self,
+        batch: BatchT | Mapping[str, Tensor],
+        *,
+        global_step: int | None = None,  # noqa: ARG002 - part of the public contract
+    ) -> UpdateResult:
+        """Learn from a batch, or from a mapping with `obs, actions, rewards, next_obs, dones`."""
+        output = self.step(self.as_batch(batch))
+        self.num_updates.value += 1
+        return UpdateResult(
+            metrics=Metrics(output.metrics),
+            num_gradient_steps=output.num_gradient_steps,
+            priority=output.priority,
+        )
+
+    def set_progress(self, progress: float) -> None:
+        """Move every schedule to `progress`, the share of the planned run that is done."""
+        self.progress = min(max(progress, 0.0), 1.0)
+        factor = learning_rate_factor(self.config.lr_schedule, self.progress)
+        for optimizer in self.optimizers():
+            optimizer.learning_rate = optimizer.base_learning_rate * factor
+
+    def schedule_values(self) -> dict[str, float]:
+        """Return what the schedules give at the current progress, for the log."""
+        rates = [optimizer.learning_rate for optimizer in self.optimizers()]
+        return {"learning_rate": rates[0]} if rates else {}
+
+    def optimizers(self) -> list[Adam]:
+        """Return the optimizers, found among the attributes."""
+        return [value for value in vars(self).values() if isinstance(value, Adam)]
+
+
+AnyLearner: TypeAlias = Learner[Any]
+
+
+class TransitionLearner(Learner[TransitionBatch]):
+    """A learner that learns from single transitions, whatever their order."""
+
+    def as_batch(self, batch: TransitionBatch | Mapping[str, Tensor]) -> TransitionBatch:
+        """Return `batch` as a `TransitionBatch`."""
+        if isinstance(batch, Mapping):
+            return TransitionBatch.from_mapping(
+                batch, gamma=self.config.gamma, num_seeds=self.num_seeds
+            )
+        return batch
+
+
+def frozen_copy(module: nn.Module) -> nn.Module:
+    """Return a copy that takes no gradients, for target networks."""
+    return copy.deepcopy(module).requires_grad_(False)
+
+
+def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
+    """Move `target` towards `source`: target <- (1 - tau) target + tau source."""
+    with torch.no_grad():
+        torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)

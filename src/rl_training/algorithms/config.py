@@ -1,0 +1,68 @@
+"""Settings that every algorithm has, and the two small settings inside them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rl_training.validation import (
+    Discount,
+    Fractions,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Settings,
+    StrictModel,
+)
+
+
+class LRSchedule(StrictModel):
+    """Learning-rate schedule: a factor on the base rate as a function of the run's progress."""
+
+    type: Literal["constant", "linear", "cosine", "step"] = "constant"
+    """Shape of the schedule."""
+    start: NonNegativeFloat = 1.0
+    """Factor at the beginning."""
+    end: NonNegativeFloat = 0.0
+    """Factor at the planned end (linear and cosine)."""
+    milestones: Fractions = ()
+    """Shares of the run at which a step schedule multiplies the factor by `gamma`."""
+    gamma: NonNegativeFloat = 0.1
+    """Factor of one step of a step schedule."""
+
+    @model_validator(mode="after")
+    def _step_needs_milestones(self) -> LRSchedule:
+        if self.type == "step" and not self.milestones:
+            raise ValueError("a step schedule needs milestones, such as [0.5, 0.75]")
+        return self
+
+
+class EarlyStopping(StrictModel):
+    """When to stop before `total_timesteps`: looked at after each evaluation."""
+
+    metric: Literal["eval_return_mean", "eval_return_min", "eval_return_median"] = (
+        "eval_return_mean"
+    )
+    """What is compared, over the episodes of one evaluation (the mean over seeds in a group)."""
+    target: float | None = None
+    """Stop once the metric is at least this for `patience` evaluations in a row."""
+    patience: PositiveInt = 1
+    """Evaluations in a row at `target`, or, without a target, without a gain of `min_delta`."""
+    min_delta: NonNegativeFloat = 0.0
+    """Least gain over the best so far that counts as one (without a target)."""
+    min_steps: NonNegativeInt = 0
+    """Never stop before this many steps."""
+
+
+class AlgoConfig(Settings):
+    """Settings shared by every algorithm; each algorithm adds its own."""
+
+    gamma: Discount = 0.99
+    """Discount per environment step."""
+    eval_interval: NonNegativeInt = 5_000
+    """Steps between evaluations; 0 evaluates only at the end."""
+    lr_schedule: LRSchedule = Field(default=LRSchedule())
+    """Schedule of every learning rate."""
+    early_stopping: EarlyStopping | None = None
+    """When to stop early; null never does."""

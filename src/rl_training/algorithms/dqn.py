@@ -1,0 +1,86 @@
+"""Deep Q-Network (Mnih et al., 2015) with the parts of Rainbow that need no other head.
+
+Double Q-learning (van Hasselt et al., 2016), dueling head (Wang et al., 2016), n-step targets and
+prioritized replay (Schaul et al., 2016) are settings; n-step and priorities belong to the replay.
+
+Deviations: Adam instead of RMSProp; Huber loss with unit width in place of clipped errors, which
+    has the same gradient; double Q-learning is the default.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.losses import huber, td_target, weighted_mean
+from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.algorithms.value_based import ValueBased, ValueBasedConfig
+from rl_training.data.batch import TransitionBatch
+from rl_training.envs.spec import EnvSpec
+from rl_training.models.mlp_q_network import MLPQNetwork
+from rl_training.rng import Rng
+
+
+class DQNConfig(ValueBasedConfig):
+    """Settings of DQN."""
+
+
+class DQN(ValueBased):
+    """TD regression of scalar action values."""
+
+    config_class = DQNConfig
+
+    def next_value(self, next_obs: Tensor) -> Tensor:
+        """Value of s' `[S, B]`: max_a Q-(s', a), or Q-(s', argmax_a Q(s', a)) when double."""
+        target_q = self.q_values(next_obs, self.target_network)
+        if not self.config.double:
+            return target_q.amax(-1)
+        best = self.q_values(next_obs).argmax(-1, keepdim=True)
+        return target_q.gather(-1, best).squeeze(-1)
+
+    def td_loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Huber loss of the TD error, weighted by importance."""
+        with torch.no_grad():
+            target = td_target(batch.reward, batch.discount, self.next_value(batch.next_obs))
+        q = self.q_values(batch.obs).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)  # [S, B]
+        error = q - target
+        loss = weighted_mean(huber(error), batch.weight)
+        size = error.detach().abs()
+        metrics = {
+            "q_value_mean": q.mean(1),
+            "target_mean": target.mean(1),
+            "td_error_mean": size.mean(1),
+        }
+        return loss, metrics, size
+
+
+def dqn_loss(learner: DQN, batch: TransitionBatch) -> dict[str, Tensor]:
+    """Compute DQN's loss and metrics at the current parameters without changing them."""
+    loss, metrics, _ = learner.td_loss(batch)
+    return {"loss": loss, **metrics}
+
+
+def dqn_networks(env: EnvSpec, config: ValueBasedConfig, rng: Rng) -> dict[str, nn.Module]:
+    """Build the network for a task."""
+    network = MLPQNetwork(
+        env.obs_dim, env.action_dim, config.hidden_sizes, dueling=config.dueling, rng=rng
+    )
+    return {"q_network": network}
+
+
+SPEC = AlgorithmSpec(
+    name="dqn",
+    title="Deep Q-Network",
+    paper="doi:10.1038/nature14236",
+    summary="value-based; double, dueling, n-step, prioritized; discrete actions",
+    learner=DQN,
+    networks=dqn_networks,
+    loop=Loop.OFF_POLICY,
+    action_kinds=("discrete",),
+    metrics={
+        "loss": "Huber loss of the TD error",
+        "q_value_mean": "mean Q of the actions taken",
+        "target_mean": "mean regression target",
+        "td_error_mean": "mean absolute TD error",
+    },
+)

@@ -1,0 +1,74 @@
+"""Pure functions of tensors that several algorithms share, each with its equation.
+
+Reductions go over the batch axis only, so results are `[S]`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def td_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
+    """Bootstrapped return `r + discount * V(s')`; `discount` is zero at terminations only."""
+    return torch.addcmul(reward, discount, next_value)
+
+
+def weighted_mean(loss: Tensor, weight: Tensor | None) -> Tensor:
+    """Mean over the last axis, with importance weights when there are any."""
+    return (loss if weight is None else loss * weight).mean(-1)
+
+
+def huber(error: Tensor, kappa: float = 1.0) -> Tensor:
+    """Huber function: quadratic below `kappa`, linear above it."""
+    return functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=kappa)
+
+
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Generalised advantage estimation (Schulman et al., 2016, Eq. 16 of arXiv:1506.02438).
+
+    `delta_t = r_t + gamma (1 - terminated_t) V(s_{t+1}) - V(s_t)` and
+    `A_t = delta_t + gamma lambda (1 - ended_t) A_{t+1}`: a time limit keeps its bootstrap but stops
+    the sum, since the next row belongs to another episode.
+
+    Args:
+        reward: `[S, T, n]`, as are all tensors here and the result.
+        value: V(s_t).
+        next_value: V of the true successor of each step.
+        terminated: The episode reached a terminal state.
+        truncated: The episode was cut by a time limit.
+        gamma: Discount.
+        gae_lambda: 0 gives one-step advantages, 1 Monte-Carlo returns minus the value.
+    """
+    delta = reward + gamma * next_value.masked_fill(terminated, 0.0) - value
+    decay = (~(terminated | truncated)).to(delta.dtype) * (gamma * gae_lambda)
+    deltas, decays = delta.unbind(1), decay.unbind(1)
+    advantages = [deltas[-1]]
+    for step in range(len(deltas) - 2, -1, -1):
+        advantages.append(torch.addcmul(deltas[step], decays[step], advantages[-1]))
+    return torch.stack(advantages[::-1], 1)
+
+
+def ppo_policy_loss(ratio: Tensor, advantage: Tensor, clip_coef: float) -> Tensor:
+    """Clipped surrogate per sample, to be minimised (Eq. 7 of arXiv:1707.06347)."""
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    return -torch.minimum(ratio * advantage, clipped * advantage)
+
+
+def ppo_value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | None) -> Tensor:
+    """Half squared error per sample; with `clip` the worse of plain and clipped prediction."""
+    error = (value - target).square()
+    if clip is not None:
+        clipped = old_value + (value - old_value).clamp(-clip, clip)
+        error = torch.maximum(error, (clipped - target).square())
+    return 0.5 * error

@@ -1,0 +1,104 @@
+"""Adam over stacked parameters (Kingma & Ba, 2015, Algorithm 1).
+
+One fused call updates all tensors of a network, without the per-parameter bookkeeping and host
+reads of `torch.optim`.  Because Adam is element-wise, one Adam over `[S, ...]` tensors is S
+separate Adams, bit for bit; only norm clipping mixes elements, and is done per seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from rl_training.state import Stateful, copy_tensor, require_same_keys
+
+
+class Adam(Stateful):
+    """Adam with gradient clipping per seed and an optional mask of seeds to leave alone."""
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        learning_rate: float,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.base_learning_rate = learning_rate
+        self.learning_rate = learning_rate
+        self.betas, self.eps, self.max_grad_norm = betas, eps, max_grad_norm
+        self.first = TensorList([torch.zeros_like(p) for p in self.parameters])
+        self.second = TensorList([torch.zeros_like(p) for p in self.parameters])
+        self.step_count = torch.zeros((), device=self.parameters[0].device)
+
+    def minimize(self, loss: Tensor, active: Tensor | None = None) -> None:
+        """Step down the gradient of `loss` `[S]`; seeds that are not `active` `[S]` stay put."""
+        # The fused kernel walks memory, so a gradient must lie in it as its parameter does.
+        gradients = [g.contiguous() for g in torch.autograd.grad(loss.sum(), self.parameters)]
+        if self.max_grad_norm is not None:
+            clip_per_seed(gradients, self.max_grad_norm)
+        with torch.no_grad():
+            if active is None:
+                self._step(gradients)
+            else:
+                self._masked_step(gradients, active)
+
+    def _step(self, gradients: list[Tensor]) -> None:
+        self.step_count += 1
+        torch._fused_adam_(  # the kernel behind torch.optim.Adam
+            self.parameters,
+            gradients,
+            self.first.tensors,
+            self.second.tensors,
+            [],
+            [self.step_count] * len(gradients),  # the kernel only reads it
+            lr=self.learning_rate,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=0.0,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def _masked_step(self, gradients: list[Tensor], active: Tensor) -> None:
+        held = [*self.parameters, *self.first.tensors, *self.second.tensors]
+        before = [tensor.clone() for tensor in held]
+        self._step(gradients)
+        for tensor, old in zip(held, before, strict=True):
+            mask = active.view(-1, *[1] * (tensor.ndim - 1))
+            tensor.copy_(torch.where(mask, tensor, old))
+
+
+class TensorList:
+    """Tensors that belong together, with a state."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the tensors by position."""
+        return {str(index): tensor for index, tensor in enumerate(self.tensors)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Copy the tensors in place."""
+        require_same_keys(self.state_dict(), state, "a list of tensors")
+        for index, tensor in enumerate(self.tensors):
+            copy_tensor(tensor, state[str(index)], f"tensor {index}")
+
+
+def clip_per_seed(gradients: list[Tensor], max_norm: float) -> Tensor:
+    """Scale each seed's gradients in place to at most `max_norm`; returns the norms `[S]`."""
+    squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients])  # [tensors, S]
+    norm = squares.sum(0).sqrt()
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    if scale.numel() == 1:
+        torch._foreach_mul_(gradients, scale.view(()))
+    else:
+        for gradient in gradients:
+            gradient.mul_(scale.view(-1, *[1] * (gradient.ndim - 1)))
+    return norm

@@ -1,0 +1,244 @@
+"""Proximal Policy Optimization (Schulman et al., 2017, arXiv:1707.06347).
+
+Several epochs of minibatch ascent on the clipped surrogate (Eq. 7), with generalised advantages and
+a value regression on the same rollout.
+
+Deviations: time limits bootstrap; old log densities and values are computed in one pass over the
+    finished rollout, by the parameters that gathered it; the KL stop freezes a seed's parameters
+    for the rest of the update instead of leaving the loop, so that nothing is read back from the
+    device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import Learner, StepOutput
+from rl_training.algorithms.config import AlgoConfig
+from rl_training.algorithms.losses import gae, ppo_policy_loss, ppo_value_loss
+from rl_training.algorithms.optim import Adam
+from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.data.batch import RolloutBatch
+from rl_training.data.normalizer import RunningNorm
+from rl_training.envs.spec import EnvSpec
+from rl_training.models.mlp_actor_critic import MLPActorCriticModel
+from rl_training.rng import Rng
+from rl_training.validation import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Sizes
+
+
+class PPOConfig(AlgoConfig):
+    """Settings of PPO."""
+
+    num_steps: PositiveInt = 128
+    """Steps of each environment per rollout."""
+    update_epochs: PositiveInt = 4
+    """Passes over a rollout."""
+    minibatch_size: PositiveInt = 256
+    """Transitions per gradient step and seed; a last short minibatch is dropped."""
+    hidden_sizes: Sizes = (64, 64)
+    """Widths of the hidden layers of policy and value network."""
+    learning_rate: PositiveFloat = 3e-4
+    """Adam step size."""
+    clip_coef: PositiveFloat = 0.2
+    """Half width of the interval the probability ratio is clipped to."""
+    ent_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus."""
+    vf_coef: NonNegativeFloat = 0.5
+    """Weight of the value loss."""
+    gae_lambda: Fraction = 0.95
+    """0 gives one-step advantages, 1 Monte-Carlo ones."""
+    clip_value: PositiveFloat | None = None
+    """Clip the change of the value prediction to this; null does not."""
+    normalize_advantage: bool = True
+    """Standardise advantages in each minibatch."""
+    normalize_obs: bool = False
+    """Standardise observations by running statistics, which are part of the checkpoint."""
+    target_kl: PositiveFloat | None = None
+    """Freeze the networks for the rest of an update once the KL divergence exceeds this."""
+    max_grad_norm: PositiveFloat | None = 0.5
+    """Clip the gradient to this norm, per seed; null does not."""
+    initial_log_std: float = 0.0
+    """Start of the Gaussian policy's log standard deviation."""
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """Rows of a rollout with what was computed once for all epochs, `[S, B, ...]`."""
+
+    obs: Tensor
+    action: Tensor
+    log_prob: Tensor
+    value: Tensor
+    advantage: Tensor
+    target: Tensor
+
+    def rows(self, index: Tensor) -> Minibatch:
+        """Return the rows `index` `[S, B]`."""
+        if index.shape[0] == 1:
+            return Minibatch(*(x.index_select(1, index[0]) for x in vars(self).values()))
+        seed = torch.arange(index.shape[0], device=index.device).unsqueeze(1)
+        return Minibatch(*(x[seed, index] for x in vars(self).values()))
+
+
+class PPO(Learner[RolloutBatch]):
+    """Clipped policy-gradient with minibatch epochs."""
+
+    config_class = PPOConfig
+    config: PPOConfig
+    model: MLPActorCriticModel
+
+    def setup(self) -> None:
+        """Create the optimizer and the observation statistics."""
+        self.optimizer = Adam(
+            self.model.parameters(),
+            self.config.learning_rate,
+            eps=1e-5,
+            max_grad_norm=self.config.max_grad_norm,
+        )
+        self.obs_norm = RunningNorm(self.num_seeds, (self.model.obs_dim,), self.device)
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Standardise observations when asked to."""
+        return self.obs_norm(obs) if self.config.normalize_obs else obs
+
+    def as_batch(self, batch: RolloutBatch | Mapping[str, Tensor]) -> RolloutBatch:
+        """Return `batch` as a `RolloutBatch`; tensors of a mapping are `[T, n, ...]`."""
+        if isinstance(batch, Mapping):
+            return RolloutBatch.from_mapping(batch, num_seeds=self.num_seeds)
+        return batch
+
+    def step(self, batch: RolloutBatch) -> StepOutput:
+        """Do several epochs of minibatch steps on a rollout."""
+        data = self.prepare(batch)
+        size, total = self.config.minibatch_size, data.log_prob.shape[1]
+        size = min(size, total)
+        active = torch.ones(self.num_seeds, dtype=torch.bool, device=self.device)
+        steps = []
+        for _ in range(self.config.update_epochs):
+            order = self.rng.permutation(total)
+            for start in range(0, total - size + 1, size):
+                minibatch = data.rows(order[:, start : start + size])
+                metrics, active = self.minibatch_step(minibatch, active)
+                steps.append(metrics)
+        if self.config.normalize_obs:
+            self.obs_norm.update(batch.obs.flatten(1, 2))
+        summary = {name: torch.stack([m[name] for m in steps]).mean(0) for name in steps[0]}
+        summary["explained_variance"] = explained_variance(data.value, data.target)
+        return StepOutput(summary, num_gradient_steps=len(steps))
+
+    @torch.no_grad()
+    def prepare(self, batch: RolloutBatch) -> Minibatch:
+        """Compute old log densities, values, advantages and value targets of a rollout."""
+        obs = self.normalize(batch.obs.flatten(1, 2))  # [S, T * n, ...]
+        next_obs = self.normalize(batch.next_obs.flatten(1, 2))
+        action = batch.action.flatten(1, 2)
+        log_prob, _ = self.model.log_prob_entropy(obs, action)
+        value, next_value = self.model.value(obs), self.model.value(next_obs)
+        advantage = gae(
+            batch.reward,
+            value.view_as(batch.reward),
+            next_value.view_as(batch.reward),
+            batch.terminated,
+            batch.truncated,
+            gamma=self.config.gamma,
+            gae_lambda=self.config.gae_lambda,
+        ).flatten(1, 2)
+        return Minibatch(obs, action, log_prob, value, advantage, advantage + value)
+
+    def loss(self, batch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Clipped surrogate + value error - entropy bonus (Eq. 9), `[S]`, and metrics."""
+        config = self.config
+        log_prob, entropy = self.model.log_prob_entropy(batch.obs, batch.action)
+        value = self.model.value(batch.obs)
+        advantage = batch.advantage
+        if config.normalize_advantage:
+            mean, std = advantage.mean(1, keepdim=True), advantage.std(1, keepdim=True)
+            advantage = (advantage - mean) / (std + 1e-8)
+        log_ratio = log_prob - batch.log_prob
+        ratio = log_ratio.exp()
+        policy_loss = ppo_policy_loss(ratio, advantage, config.clip_coef).mean(1)
+        value_loss = ppo_value_loss(value, batch.value, batch.target, config.clip_value).mean(1)
+        entropy_mean = entropy.mean(1)
+        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy_mean
+        with torch.no_grad():
+            clipped = ((ratio - 1).abs() > config.clip_coef).float().mean(1)
+            # Unbiased and never negative, unlike the mean log ratio (Schulman, 2020).
+            kl = (ratio - 1 - log_ratio).mean(1)
+        return loss, {
+            "loss": loss,
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy_mean,
+            "approx_kl": kl,
+            "clip_fraction": clipped,
+        }
+
+    def minibatch_step(self, batch: Minibatch, active: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Take one gradient step for the seeds that are still `active`."""
+        loss, metrics = self.loss(batch)
+        metrics = {name: value.detach() for name, value in metrics.items()}
+        if self.config.target_kl is None:
+            self.optimizer.minimize(loss)
+        else:
+            active = active & (metrics["approx_kl"] <= self.config.target_kl)
+            self.optimizer.minimize(loss, active)
+        return metrics, active
+
+    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+        """Sample from the policy when exploring, else take its mode."""
+        obs = self.normalize(obs)
+        if not explore:
+            return self.model.mode(obs)
+        if self.model.discrete:
+            noise = self.rng.uniform(obs.shape[1], self.model.action_dim)
+        else:
+            noise = self.rng.normal(obs.shape[1], self.model.action_dim)
+        return self.model.sample(obs, noise)
+
+
+def ppo_loss(learner: PPO, batch: RolloutBatch) -> dict[str, Tensor]:
+    """Compute PPO's losses and metrics over a whole rollout without changing the parameters."""
+    return learner.loss(learner.prepare(batch))[1]
+
+
+def explained_variance(value: Tensor, target: Tensor) -> Tensor:
+    """Share of the targets' variance the values explain, `[S]`; 1 is perfect, 0 is a constant."""
+    return 1 - (target - value).var(1) / target.var(1).clamp(min=1e-8)
+
+
+def ppo_networks(env: EnvSpec, config: PPOConfig, rng: Rng) -> dict[str, nn.Module]:
+    """Build the networks for a task."""
+    model = MLPActorCriticModel(
+        env.obs_dim,
+        env.action_dim,
+        config.hidden_sizes,
+        discrete=env.action_kind == "discrete",
+        initial_log_std=config.initial_log_std,
+        rng=rng,
+    )
+    return {"model": model}
+
+
+SPEC = AlgorithmSpec(
+    name="ppo",
+    title="Proximal Policy Optimization",
+    paper="arXiv:1707.06347",
+    summary="on-policy; clipped surrogate; discrete and continuous actions",
+    learner=PPO,
+    networks=ppo_networks,
+    loop=Loop.ON_POLICY,
+    action_kinds=("discrete", "continuous"),
+    metrics={
+        "loss": "whole objective",
+        "policy_loss": "clipped surrogate",
+        "value_loss": "half squared error of the value",
+        "entropy": "policy entropy",
+        "approx_kl": "estimated KL divergence from the rollout's policy",
+        "clip_fraction": "share of ratios outside the clip interval",
+        "explained_variance": "share of the return's variance that the value explains",
+    },
+)

@@ -1,0 +1,40 @@
+"""Settings of learners that learn from a replay of their own experience."""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+
+from rl_training.algorithms.config import AlgoConfig
+from rl_training.validation import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+
+class ReplayConfig(AlgoConfig):
+    """How experience is kept, drawn and paced; units are environment steps per seed."""
+
+    buffer_capacity: PositiveInt = 1_000_000
+    """Transitions kept; the oldest are overwritten."""
+    batch_size: PositiveInt = 256
+    """Transitions per gradient step and seed."""
+    learning_starts: NonNegativeInt = 1_000
+    """Steps of uniformly random actions before the first update."""
+    train_frequency: PositiveInt = 1
+    """Environment steps between two rounds of updates."""
+    gradient_updates_per_step: PositiveInt = 1
+    """Updates per round; with `train_frequency` 1 this is the update-to-data ratio."""
+    n_step: PositiveInt = 1
+    """Rewards summed before bootstrapping; stops at the end of an episode."""
+    prioritized: bool = False
+    """Draw transitions by their last TD error (Schaul et al., 2016) instead of uniformly."""
+    priority_exponent: NonNegativeFloat = 0.6
+    """Exponent of the priorities; 0 draws uniformly."""
+    importance_exponent: Fraction = 0.4
+    """Exponent of the importance weights at the start; it reaches 1 at the end of the run."""
+
+    @model_validator(mode="after")
+    def _capacity_holds_a_batch(self) -> ReplayConfig:
+        if self.buffer_capacity < self.batch_size:
+            raise ValueError(
+                f"buffer_capacity must be >= batch_size ({self.batch_size}), "
+                f"got {self.buffer_capacity}"
+            )
+        return self

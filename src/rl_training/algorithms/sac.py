@@ -1,0 +1,142 @@
+"""Soft Actor-Critic (Haarnoja et al., 2018, arXiv:1801.01290 and arXiv:1812.05905).
+
+Maximum-entropy actor-critic: critics regress to a soft Bellman target, the policy minimises the
+divergence to the Boltzmann distribution of its critics, the temperature tracks a target entropy.
+
+Deviations: the temperature is learned through its logarithm, with the loss of the authors' later
+    code, `-log(alpha) (log pi + target entropy)`, whose gradient does not vanish with alpha; no
+    separate state value network (as in the second paper); `num_critics` may exceed two, targets
+    take the minimum of all.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss
+from rl_training.algorithms.losses import td_target
+from rl_training.algorithms.optim import Adam
+from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.data.batch import TransitionBatch
+from rl_training.envs.spec import EnvSpec
+from rl_training.models.heads import tanh_gaussian_sample
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.rng import Rng
+from rl_training.validation import PositiveFloat
+
+
+class SACConfig(ActorCriticConfig, ReplayConfig):
+    """Settings of SAC."""
+
+    alpha: PositiveFloat | Literal["auto"] = "auto"
+    """Temperature: a number keeps it fixed, `auto` learns it."""
+    initial_alpha: PositiveFloat = Field(default=1.0)
+    """Start of a learned temperature."""
+    target_entropy: float | None = None
+    """Entropy a learned temperature aims at; null means -A, one nat below uniform per dimension."""
+
+
+class SAC(ActorCritic):
+    """Soft actor-critic with fixed or learned temperature."""
+
+    config_class = SACConfig
+    config: SACConfig
+
+    def setup(self) -> None:
+        """Add the temperature to the actor-critic's parts."""
+        super().setup()
+        config = self.config
+        start = config.initial_alpha if config.alpha == "auto" else config.alpha
+        self.log_alpha = torch.full((self.num_seeds,), start, device=self.device).log()  # [S]
+        if config.alpha == "auto":
+            self.log_alpha = nn.Parameter(self.log_alpha)
+            self.alpha_optimizer = Adam([self.log_alpha], config.learning_rate)
+        given = config.target_entropy
+        self.target_entropy = -float(self.model.action_dim) if given is None else given
+
+    def sample_action(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw a ~ pi(.|s) with its log density: `[S, B, A]` and `[S, B]`."""
+        mean, log_std = self.model.policy(obs)
+        noise = self.rng.normal(obs.shape[1], self.model.action_dim)
+        return tanh_gaussian_sample(mean, log_std, noise)
+
+    def td_target(self, batch: TransitionBatch) -> Loss:
+        """Soft Bellman target r + discount (min_i Q_i(s', a') - alpha log pi(a'|s')) (Eq. 3)."""
+        action, log_prob = self.sample_action(batch.next_obs)
+        q = self.model.q_values(batch.next_obs, action, self.target_critic).amin(1)  # [S, B]
+        entropy_term = -self.log_alpha.exp().unsqueeze(1) * log_prob
+        target = td_target(batch.reward, batch.discount, q + entropy_term)
+        return target, {
+            "target_q_mean": target.mean(1),
+            "entropy_term": entropy_term.mean(1),
+        }
+
+    def actor_loss(self, batch: TransitionBatch) -> Loss:
+        """E[alpha log pi(a|s) - min_i Q_i(s, a)] with reparametrised actions (Eq. 9)."""
+        action, log_prob = self.sample_action(batch.obs)
+        q = self.model.q_values(batch.obs, action).amin(1)  # [S, B]
+        alpha = self.log_alpha.detach().exp().unsqueeze(1)
+        metrics = {"q_mean": q.mean(1), "entropy": -log_prob.detach().mean(1)}
+        return (alpha * log_prob - q).mean(1), metrics
+
+    def update_multipliers(self, actor_metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Move the temperature towards the target entropy (Eq. 18 of arXiv:1812.05905)."""
+        if self.config.alpha == "auto":
+            gap = actor_metrics["entropy"] - self.target_entropy
+            self.alpha_optimizer.minimize(self.log_alpha * gap)
+        return {"alpha": self.log_alpha.detach().exp()}
+
+    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+        """Sample from the policy when exploring, else take the mode."""
+        if explore:
+            return self.sample_action(obs)[0]
+        return torch.tanh(self.model.policy(obs)[0])
+
+
+def sac_loss(learner: SAC, batch: TransitionBatch) -> dict[str, Tensor]:
+    """Compute SAC's losses and metrics at the current parameters without changing them."""
+    with torch.no_grad():
+        target, metrics = learner.td_target(batch)
+    critic_loss, critic_metrics, _ = learner.critic_loss(batch, target)
+    actor_loss, actor_metrics = learner.actor_loss(batch)
+    losses = {"critic_loss": critic_loss, "actor_loss": actor_loss}
+    return losses | metrics | critic_metrics | actor_metrics
+
+
+def sac_networks(env: EnvSpec, config: ActorCriticConfig, rng: Rng) -> dict[str, nn.Module]:
+    """Build the networks for a task."""
+    model = MLPSACModel(
+        env.obs_dim,
+        env.action_dim,
+        config.hidden_sizes,
+        num_critics=config.num_critics,
+        use_layer_norm=config.use_layer_norm,
+        rng=rng,
+    )
+    return {"model": model}
+
+
+SPEC = AlgorithmSpec(
+    name="sac",
+    title="Soft Actor-Critic",
+    paper="arXiv:1812.05905",
+    summary="off-policy actor-critic with maximum entropy; continuous actions",
+    learner=SAC,
+    networks=sac_networks,
+    loop=Loop.OFF_POLICY,
+    action_kinds=("continuous",),
+    metrics={
+        "critic_loss": "squared TD error, summed over critics",
+        "actor_loss": "alpha log pi - min Q",
+        "target_q_mean": "mean regression target",
+        "entropy_term": "mean of -alpha log pi(a'|s') in the target",
+        "q_mean": "mean of min Q at the policy's actions",
+        "alpha": "temperature",
+        "entropy": "policy entropy, estimated on the batch",
+    },
+)

@@ -1,0 +1,82 @@
+"""One declaration per algorithm, from which everything else follows.
+
+Training, evaluation, resume, prediction, the command line, the API class, the docs tables and the
+contract tests are all derived from `AlgorithmSpec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from rl_training.algorithms.base import AnyLearner
+from rl_training.algorithms.config import AlgoConfig
+from rl_training.envs.spec import EnvSpec
+from rl_training.errors import SpecMismatch
+from rl_training.rng import Rng
+
+ActionKind = Literal["discrete", "continuous"]
+
+
+class Loop(Enum):
+    """The loop that runs an algorithm, by name, so that algorithms never import the runtime."""
+
+    OFF_POLICY = "off_policy"
+    ON_POLICY = "on_policy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmSpec:
+    """What the package must know about an algorithm."""
+
+    name: str
+    title: str
+    paper: str
+    summary: str
+    learner: type[AnyLearner]
+    networks: Callable[[EnvSpec, Any, Rng], Mapping[str, nn.Module]]
+    loop: Loop
+    action_kinds: tuple[ActionKind, ...]
+    metrics: Mapping[str, str]
+    """Every metric of an update with its meaning; the contract tests hold the learner to it."""
+    obs_ndims: tuple[int, ...] = (1,)
+    """Numbers of axes an observation may have."""
+
+    @property
+    def config_class(self) -> type[AlgoConfig]:
+        """The settings class, as the learner declares it."""
+        return self.learner.config_class
+
+    def check_env(self, env: EnvSpec) -> None:
+        """Refuse a task the algorithm cannot take.
+
+        Raises:
+            SpecMismatch: Naming the task, the space and what is allowed.
+        """
+        if env.action_kind not in self.action_kinds:
+            raise SpecMismatch(
+                f"{self.name} needs {' or '.join(self.action_kinds)} actions, but {env.env_id} has "
+                f"{env.action_kind} ones; `rl-training list` shows what each algorithm takes."
+            )
+        if len(env.obs_shape) not in self.obs_ndims:
+            raise SpecMismatch(
+                f"{self.name} takes observations with {' or '.join(map(str, self.obs_ndims))} "
+                f"axes, but {env.env_id} has shape {tuple(env.obs_shape)}; flatten them."
+            )
+
+    def build(
+        self,
+        env: EnvSpec,
+        config: AlgoConfig,
+        seeds: Sequence[int],
+        device: torch.device | str = "cpu",
+    ) -> AnyLearner:
+        """Build the learner of this algorithm for a task and a group of seeds."""
+        self.check_env(env)
+        networks = self.networks(env, config, Rng(seeds, "networks", device))
+        return self.learner(config=config, seeds=seeds, **networks)

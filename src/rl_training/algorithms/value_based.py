@@ -1,0 +1,109 @@
+"""Template of value-based learners over discrete actions: epsilon-greedy acting and TD regression.
+
+A variant overrides `q_values`, `next_value` and `td_loss`.  Shapes: S seeds, B batch, A actions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import (
+    StepOutput,
+    TransitionLearner,
+    frozen_copy,
+    polyak_update,
+)
+from rl_training.algorithms.optim import Adam
+from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.algorithms.schedules import linear
+from rl_training.data.batch import TransitionBatch
+from rl_training.models.mlp_q_network import MLPQNetwork
+from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Sizes
+
+
+class ValueBasedConfig(ReplayConfig):
+    """Settings of every value-based learner."""
+
+    buffer_capacity: PositiveInt = 100_000
+    """Transitions kept; the oldest are overwritten."""
+    batch_size: PositiveInt = 64
+    """Transitions per gradient step and seed."""
+    hidden_sizes: Sizes = (64, 64)
+    """Widths of the hidden layers."""
+    learning_rate: PositiveFloat = 1e-3
+    """Adam step size."""
+    target_update_interval: PositiveInt = 500
+    """Gradient steps between two moves of the target network."""
+    tau: Fraction = 1.0
+    """Share of the network that moves into the target; 1 copies it."""
+    double: bool = True
+    """Choose the next action by the online network, rate it by the target (van Hasselt, 2016)."""
+    dueling: bool = False
+    """Split the network's head into value and advantage."""
+    epsilon_start: Fraction = 1.0
+    """Share of random actions at the start."""
+    epsilon_end: Fraction = 0.05
+    """Share of random actions once exploration has settled."""
+    exploration_fraction: Fraction = 0.1
+    """Share of the run over which epsilon falls from start to end."""
+    max_grad_norm: PositiveFloat | None = 10.0
+    """Clip the gradient to this norm, per seed; null does not."""
+
+
+class ValueBased(TransitionLearner):
+    """TD regression of a Q-network with a target network."""
+
+    config: ValueBasedConfig
+    network_names = ("q_network",)
+    q_network: MLPQNetwork
+
+    def setup(self) -> None:
+        """Create the target network and the optimizer."""
+        self.target_network = frozen_copy(self.q_network)
+        self.optimizer = Adam(
+            self.q_network.parameters(),
+            self.config.learning_rate,
+            max_grad_norm=self.config.max_grad_norm,
+        )
+
+    def step(self, batch: TransitionBatch) -> StepOutput:
+        """Do one update of the network and, when due, of its target."""
+        loss, metrics, priority = self.td_loss(batch)
+        self.optimizer.minimize(loss)
+        # The count is a Python number, so this is a static choice, not a read from the device.
+        if (self.num_updates.value + 1) % self.config.target_update_interval == 0:
+            polyak_update(self.target_network, self.q_network, self.config.tau)
+        return StepOutput({"loss": loss, **metrics}, priority=priority)
+
+    def td_loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Return the loss `[S]`, metrics, and new priorities `[S, B]`."""
+        raise NotImplementedError
+
+    def q_values(self, obs: Tensor, network: nn.Module | None = None) -> Tensor:
+        """Return Q of every action `[S, B, A]`."""
+        q: Tensor = (network or self.q_network)(obs)
+        return q
+
+    def epsilon(self) -> float:
+        """Return the share of random actions at the current progress."""
+        config = self.config
+        span = config.exploration_fraction
+        done = 1.0 if span == 0 else self.progress / span
+        return linear(config.epsilon_start, config.epsilon_end, done)
+
+    def schedule_values(self) -> dict[str, float]:
+        """Return the learning rate and epsilon."""
+        return super().schedule_values() | {"epsilon": self.epsilon()}
+
+    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+        """Choose the best action, or with probability epsilon a random one."""
+        best = self.q_values(obs).argmax(-1)
+        if not explore:
+            return best
+        lottery = self.rng.uniform(obs.shape[1])
+        return torch.where(lottery < self.epsilon(), self.random_action(obs.shape[1]), best)
+
+    def random_action(self, num_envs: int) -> Tensor:
+        """Draw actions uniformly."""
+        return self.rng.integers(self.q_network.action_dim, num_envs)

@@ -1,0 +1,297 @@
+"""The verbs of the command line; each is a thin layer over the Python API."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from rl_training._version import __version__
+
+if TYPE_CHECKING:
+    from rl_training.runtime.results import TrainResult
+
+app = typer.Typer(
+    name="rl-training",
+    help="Train reinforcement-learning agents, evaluate them, resume runs to the bit, predict.\n\n"
+    "Start with:  rl-training train --config sac/pendulum",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+out = Console(soft_wrap=True)
+err = Console(stderr=True)
+
+ConfigOption = Annotated[
+    str, typer.Option("--config", "-c", help="YAML file or preset, such as sac/pendulum.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", "-s", help="Override a key, such as algo_kwargs.batch_size=512. Repeatable."
+    ),
+]
+CheckpointOption = Annotated[
+    Path,
+    typer.Option("--checkpoint", help="Checkpoint folder, run folder, or file made by save()."),
+]
+DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:<n>.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No live progress display.")]
+
+
+@app.callback(invoke_without_command=True)
+def version_callback(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """Show the version when asked to."""
+    if version:
+        out.print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def train(
+    config: ConfigOption,
+    output_dir: Annotated[Path | None, typer.Option(help="Folder for the run's folder.")] = None,
+    total_timesteps: Annotated[int | None, typer.Option(help="Steps per seed.")] = None,
+    num_envs: Annotated[int | None, typer.Option(help="Environments side by side.")] = None,
+    eval_episodes: Annotated[int | None, typer.Option(help="Episodes per evaluation.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Several seeds in one process: 1,2,3 or 0..7."),
+    ] = None,
+    device: DeviceOption = None,
+    set_: SetOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the resolved configuration and stop.")
+    ] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Train an agent from a preset or a YAML file."""
+    from rl_training.cli.display import display_for
+    from rl_training.experiment.config import load_config
+    from rl_training.runtime.train import train as run_training
+
+    options = {
+        "output_dir": None if output_dir is None else str(output_dir),
+        "total_timesteps": total_timesteps,
+        "num_envs": num_envs,
+        "eval_episodes": eval_episodes,
+        "seed": seed,
+        "seeds": None if seeds is None else parse_seeds(seeds),
+        "device": device,
+    }
+    changes = {name: value for name, value in options.items() if value is not None}
+    resolved = load_config(config, set_ or (), changes)
+    if dry_run:
+        out.print(resolved.to_yaml(), markup=False, highlight=False)
+        return
+    _report(run_training(resolved, callbacks=[display_for(err, quiet=quiet)]))
+
+
+@app.command()
+def resume(
+    checkpoint: CheckpointOption,
+    total_timesteps: Annotated[
+        int | None, typer.Option(help="New end of the run; schedules keep their plan.")
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Take a run up again where it stopped, to the bit."""
+    from rl_training.cli.display import display_for
+    from rl_training.runtime.workflows import resume_training
+
+    result = resume_training(
+        checkpoint,
+        total_timesteps=total_timesteps,
+        callbacks=[display_for(err, quiet=quiet)],
+        warn=_warn,
+    )
+    _report(result)
+
+
+@app.command("eval")
+def evaluate(
+    checkpoint: CheckpointOption,
+    episodes: Annotated[
+        int | None, typer.Option("--episodes", "--num-episodes", help="How many episodes.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the episodes.")] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The run's best checkpoint, not its newest.")
+    ] = False,
+    device: DeviceOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run whole episodes with a checkpoint's deterministic policy."""
+    from rl_training.runtime.workflows import evaluate_checkpoint
+
+    result = evaluate_checkpoint(
+        checkpoint, episodes, seed=seed, best=best, device=device or "auto", warn=_warn
+    )
+    if as_json:
+        out.print_json(
+            json.dumps({"step": result.step, "returns": result.returns, **result.metrics})
+        )
+        return
+    out.print(f"global_step={result.step}", highlight=False)
+    for name, value in result.metrics.items():
+        out.print(f"{name}={value:.4f}", highlight=False)
+
+
+@app.command()
+def predict(
+    checkpoint: CheckpointOption,
+    obs: Annotated[
+        str, typer.Option(help="Observation as JSON, such as [0.1, 0.2, 0.3]; - reads stdin.")
+    ],
+    stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the action.")] = False,
+) -> None:
+    """Choose an action for an observation."""
+    import sys
+
+    from rl_training.errors import DataError
+    from rl_training.runtime.workflows import load_agent
+
+    text = sys.stdin.read() if obs == "-" else obs
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"--obs is not JSON ({error.msg} at character {error.pos})") from None
+    action = load_agent(checkpoint, warn=_warn).predict(values, deterministic=not stochastic)
+    out.print(json.dumps(action.tolist()), highlight=False)
+
+
+@app.command("list")
+def list_command(
+    what: Annotated[str, typer.Argument(help="algos, presets or envs.")] = "algos",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List algorithms, presets or environments."""
+    from rl_training.cli.tables import list_rows, print_rows
+    from rl_training.errors import ConfigError
+
+    if what not in ("algos", "presets", "envs"):
+        raise ConfigError(f"list {what}: allowed are algos, presets and envs")
+    columns, rows = list_rows(what)
+    if as_json:
+        out.print_json(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
+    else:
+        print_rows(out, columns, rows)
+
+
+@app.command()
+def describe(
+    algo: Annotated[str, typer.Argument(help="Name of an algorithm.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show an algorithm's paper, settings, metrics and presets."""
+    from rl_training.cli.tables import algorithm_facts, print_facts
+
+    facts = algorithm_facts(algo)
+    if as_json:
+        out.print_json(json.dumps(facts))
+    else:
+        print_facts(out, facts)
+
+
+@app.command("config")
+def config_command(
+    action: Annotated[str, typer.Argument(help="show (resolved YAML) or schema (JSON schema).")],
+    name: Annotated[
+        str, typer.Argument(help="Preset or YAML file for show, algorithm for schema.")
+    ],
+    set_: SetOption = None,
+) -> None:
+    """Show a configuration with all defaults, or the JSON schema for editors."""
+    from rl_training.errors import ConfigError
+    from rl_training.experiment.config import config_schema, load_config
+
+    if action == "show":
+        out.print(load_config(name, set_ or ()).to_yaml(), markup=False, highlight=False)
+    elif action == "schema":
+        out.print_json(json.dumps(config_schema(name)))
+    else:
+        raise ConfigError(f"config {action}: allowed are show and schema")
+
+
+@app.command("verify-resume")
+def verify_resume_command(
+    config: ConfigOption,
+    at: Annotated[int, typer.Option(help="Step at which the second run is cut and resumed.")],
+    total_timesteps: Annotated[int | None, typer.Option(help="Length of both runs.")] = None,
+    set_: SetOption = None,
+) -> None:
+    """Prove that a resumed run equals an uninterrupted one, or show what differs first."""
+    from rl_training.experiment.config import load_config
+    from rl_training.runtime.verify import verify_resume
+
+    changes = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
+    report = verify_resume(load_config(config, set_ or (), changes), at)
+    for line in report.lines():
+        out.print(line, markup=False, highlight=False)
+    if not report.identical:
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check versions, devices, extras and disk, and run a five-second self-test."""
+    from rl_training.cli.doctor import print_report, run_checks
+
+    report = run_checks()
+    if as_json:
+        out.print_json(json.dumps(report))
+    else:
+        print_report(out, report)
+    if not report["ok"]:
+        raise typer.Exit(1)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Read `1,2,3` or `0..7` (both ends included)."""
+    from rl_training.errors import ConfigError
+
+    try:
+        if ".." in text:
+            first, last = (int(part) for part in text.split(".."))
+            return list(range(first, last + 1))
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds must look like 1,2,3 or 0..7, got {text!r}") from None
+
+
+def _warn(text: str) -> None:
+    err.print(f"note: {text}", markup=False, highlight=False)
+
+
+def _report(result: TrainResult) -> None:
+    """Print where everything is; `name=value` lines first, for scripts."""
+    from rl_training.cli.display import print_result
+    from rl_training.cli.plots import write_plots
+
+    print_result(out, result.run_dir, result.checkpoint_path, result.metrics)
+    for member in result.per_seed:
+        mean: Any = member.metrics.get("eval_return_mean")
+        out.print(f"seed_run={member.run_dir} eval_return_mean={mean}", highlight=False)
+    plots = write_plots(result.run_dir, [member.run_dir for member in result.per_seed])
+    out.print(
+        f"plots={plots}" if plots else 'plots=none (pip install "rl-training[report]")',
+        markup=False,
+    )
+    if out.is_terminal:
+        checkpoint = (result.per_seed or (result,))[0].run_dir
+        err.print("\nWhat next:", style="bold")
+        for line in (
+            f"rl-training eval --checkpoint {checkpoint} --episodes 20",
+            f"rl-training resume --checkpoint {result.run_dir} --total-timesteps <more>",
+            f"tensorboard --logdir {result.run_dir}",
+        ):
+            err.print(f"  {line}", highlight=False)

@@ -1,0 +1,143 @@
+"""What a person sees while a run goes on: a live bar in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from rl_training.runtime.callbacks import Callback, TrainerState
+
+REFRESH_SECONDS = 0.1
+SHOWN = ("critic_loss", "actor_loss", "loss", "value_loss", "entropy", "alpha", "epsilon")
+
+
+class ProgressDisplay(Callback):
+    """Progress bar with speed, remaining time, latest returns and losses."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._progress: Progress | None = None
+        self._last = 0.0
+        self._speed_from = (0.0, 0)
+
+    def on_start(self, state: TrainerState) -> None:
+        """Show what starts, and the bar."""
+        seeds = ", ".join(str(seed) for seed in state.seeds)
+        verb = f"resuming at step {state.start_step:,}" if state.start_step else "training"
+        self.console.print(
+            f"[bold]{state.algo}[/] on [bold]{state.env_id}[/], seed {seeds}: {verb}, "
+            f"{state.total_timesteps:,} steps; run folder [cyan]{state.run_dir}[/]",
+            highlight=False,
+        )
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeElapsedColumn(),
+            TextColumn("eta"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[info]}"),
+            console=self.console,
+            transient=False,
+            refresh_per_second=4,
+        )
+        self._progress.start()
+        self._task = self._progress.add_task(
+            "step", total=state.total_timesteps, completed=state.start_step, speed="", info=""
+        )
+        self._speed_from = (time.monotonic(), state.start_step)
+
+    def on_step(self, state: TrainerState) -> None:
+        """Move the bar, at most ten times a second."""
+        now = time.monotonic()
+        if self._progress is None or now - self._last < REFRESH_SECONDS:
+            return
+        self._last = now
+        since, step = self._speed_from
+        speed = (state.step - step) / max(now - since, 1e-9)
+        self._progress.update(
+            self._task, completed=state.step, speed=f"{speed:,.0f} steps/s", info=_info(state)
+        )
+
+    def on_evaluation(self, state: TrainerState, returns: Sequence[Sequence[float]]) -> None:
+        """Print a line that stays."""
+        count = sum(len(episodes) for episodes in returns)
+        mean, std = state.metrics["eval_return_mean"], state.metrics["eval_return_std"]
+        losses = [f"{n} {state.metrics[n]:.3g}" for n in SHOWN if n in state.metrics]
+        self.console.print(
+            f"  step {state.step:>9,}  eval return [bold green]{mean:9.2f}[/] ± {std:<8.2f} "
+            f"({count} episodes)  [dim]{'  '.join(losses)}[/]",
+            highlight=False,
+        )
+
+    def on_message(self, state: TrainerState, text: str) -> None:  # noqa: ARG002
+        """Print a warning."""
+        self.console.print(f"[yellow]note:[/] {text}", highlight=False)
+
+    def on_end(self, state: TrainerState) -> None:
+        """Leave the bar at its last state."""
+        if self._progress is not None:
+            self._last = 0.0
+            self.on_step(state)
+            self._progress.stop()
+            self._progress = None
+            if state.stop_reason is not None:
+                self.console.print(f"stopped early: {state.stop_reason}", highlight=False)
+
+
+class QuietDisplay(Callback):
+    """Only what a person must know, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def on_message(self, state: TrainerState, text: str) -> None:  # noqa: ARG002
+        """Print a warning."""
+        self.console.print(f"note: {text}", highlight=False, soft_wrap=True)
+
+    def on_evaluation(self, state: TrainerState, returns: Sequence[Sequence[float]]) -> None:  # noqa: ARG002
+        """Print one plain line."""
+        mean = state.metrics["eval_return_mean"]
+        self.console.print(f"step={state.step} eval_return_mean={mean:.2f}", highlight=False)
+
+
+def display_for(console: Console, *, quiet: bool) -> Callback:
+    """Return the display that suits where the output goes."""
+    if console.is_terminal and not quiet:
+        return ProgressDisplay(console)
+    return QuietDisplay(console)
+
+
+def _info(state: TrainerState) -> str:
+    metrics: Mapping[str, float] = state.metrics
+    parts = []
+    if "rollout/return_mean" in metrics:
+        parts.append(f"return {metrics['rollout/return_mean']:.1f}")
+    if "eval_return_mean" in metrics:
+        parts.append(f"eval {metrics['eval_return_mean']:.1f}")
+    return "  ".join(parts)
+
+
+def print_result(
+    console: Console, run_dir: Path, checkpoint: Path, metrics: Mapping[str, float]
+) -> None:
+    """Print `name=value` lines that shell scripts can read."""
+    console.print(f"run_dir={run_dir}", soft_wrap=True, highlight=False)
+    console.print(f"checkpoint_path={checkpoint}", soft_wrap=True, highlight=False)
+    for name, value in metrics.items():
+        text = (
+            f"{value:.0f}" if float(value).is_integer() and "return" not in name else f"{value:.4f}"
+        )
+        console.print(f"{name}={text}", highlight=False)

@@ -1,0 +1,104 @@
+"""Batches that travel from the data layer to learners.
+
+Shapes: S seeds, B batch, T steps of a rollout, n environments per seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rl_training.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransitionBatch:
+    """Transitions `[S, B, ...]`; `discount` is gamma^k, and zero where the episode terminated.
+
+    A time limit does not end the future: a truncated transition keeps its discount, and `next_obs`
+    is the true successor, never the first observation of the next episode.
+    """
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    next_obs: Tensor
+    discount: Tensor
+    weight: Tensor | None = None
+    """Importance weights `[S, B]` of prioritized sampling."""
+    index: Tensor | None = None
+    """Rows the transitions were drawn from `[S, B]`, to send priorities back to."""
+
+    @classmethod
+    def from_mapping(
+        cls, batch: Mapping[str, Tensor], *, gamma: float, num_seeds: int
+    ) -> TransitionBatch:
+        """Build a batch from named tensors `[B, ...]` (one seed) or `[S, B, ...]`.
+
+        Args:
+            batch: `obs, actions, rewards, next_obs` and either `dones` (true where the episode
+                *terminated*; time limits are not ends) or `discounts`; optionally `weights, index`.
+            gamma: Discount used with `dones`.
+            num_seeds: S.
+
+        Raises:
+            DataError: For a missing or unknown name or a wrong number of axes.
+        """
+        values = dict(batch)
+        if "discounts" not in values:
+            if "dones" not in values:
+                raise DataError("the batch has neither dones nor discounts: give one of them")
+            values["discounts"] = gamma * (1.0 - values["dones"].float())
+        values.pop("dones", None)
+        fields = {"obs": "obs", "actions": "action", "rewards": "reward", "next_obs": "next_obs"}
+        fields |= {"discounts": "discount", "weights": "weight", "index": "index"}
+        unknown = sorted(values.keys() - fields.keys())
+        missing = sorted({"obs", "actions", "rewards", "next_obs"} - values.keys())
+        if unknown or missing:
+            raise DataError(f"the batch lacks {missing or 'nothing'} and has unknown {unknown}")
+        if values["rewards"].ndim == 1 and num_seeds == 1:
+            values = {name: tensor.unsqueeze(0) for name, tensor in values.items()}
+        if values["rewards"].ndim != 2 or values["rewards"].shape[0] != num_seeds:
+            raise DataError(
+                f"rewards have shape {tuple(values['rewards'].shape)}; allowed are [B] for one "
+                f"seed or [{num_seeds}, B]"
+            )
+        return cls(**{fields[name]: tensor for name, tensor in values.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutBatch:
+    """Consecutive steps of n environments, `[S, T, n, ...]`, gathered by one policy."""
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    next_obs: Tensor
+    """True successors: the final observation where an episode ended."""
+    terminated: Tensor
+    truncated: Tensor
+
+    @classmethod
+    def from_mapping(cls, batch: Mapping[str, Tensor], *, num_seeds: int) -> RolloutBatch:
+        """Build a rollout from `obs, actions, rewards, next_obs, dones` and optional `truncations`.
+
+        Tensors are `[T, n, ...]` (one seed) or `[S, T, n, ...]`; `dones` are terminations.
+        """
+        missing = sorted({"obs", "actions", "rewards", "next_obs", "dones"} - batch.keys())
+        if missing:
+            raise DataError(f"the rollout lacks {missing}")
+        values = dict(batch)
+        if values["rewards"].ndim == 2 and num_seeds == 1:
+            values = {name: tensor.unsqueeze(0) for name, tensor in values.items()}
+        done = values["dones"].bool()
+        return cls(
+            obs=values["obs"],
+            action=values["actions"],
+            reward=values["rewards"],
+            next_obs=values["next_obs"],
+            terminated=done,
+            truncated=values.get("truncations", torch.zeros_like(done)).bool(),
+        )

@@ -1,0 +1,33 @@
+"""Running mean and variance of observations, per seed (Chan et al., 1979, parallel form)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rl_training.state import Stateful
+
+
+class RunningNorm(Stateful):
+    """Standardise by the statistics of everything seen so far, clipped to +-10."""
+
+    def __init__(self, num_seeds: int, shape: tuple[int, ...], device: torch.device | str) -> None:
+        self.mean = torch.zeros(num_seeds, 1, *shape, device=device)
+        self.variance = torch.ones(num_seeds, 1, *shape, device=device)
+        self.count = torch.zeros((), dtype=torch.float64, device=device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Standardise `[S, B, ...]`."""
+        return ((x - self.mean) / (self.variance + 1e-8).sqrt()).clamp(-10.0, 10.0)
+
+    def update(self, x: Tensor) -> None:
+        """Take in a batch `[S, B, ...]`."""
+        size = x.shape[1]
+        variance, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
+        total = self.count + size
+        share = (size / total).to(x.dtype)
+        delta = mean - self.mean
+        between = delta.square() * share * (1 - share)
+        self.variance.lerp_(variance, share).add_(between)
+        self.mean.addcmul_(delta, share)
+        self.count.copy_(total)

@@ -1,0 +1,21 @@
+"""Environments: factory, vectorisation over environments and seeds, exact snapshots."""
+
+from rl_training.envs.factory import make_env
+from rl_training.envs.probe import probe_env
+from rl_training.envs.seeds import SeedVectorEnv
+from rl_training.envs.snapshot import ResumeLevel, SnapshotWrapper
+from rl_training.envs.spec import EnvSpec
+from rl_training.envs.vector import RestoreReport, Step, VectorEnv, env_seed
+
+__all__ = [
+    "EnvSpec",
+    "RestoreReport",
+    "ResumeLevel",
+    "SeedVectorEnv",
+    "SnapshotWrapper",
+    "Step",
+    "VectorEnv",
+    "env_seed",
+    "make_env",
+    "probe_env",
+]

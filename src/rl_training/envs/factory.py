@@ -1,0 +1,329 @@
+"""Makes one environment from an id and `env_kwargs`.
+
+An id is a registered one (`CartPole-v1`), Gymnasium's `module:Registered-v0`, or `module:Class` for
+an own environment (a class, or any callable that returns a `gymnasium.Env`). `env_kwargs` may hold
+`max_episode_steps`, `render_mode` and `wrappers`; everything else goes to the environment's
+constructor. `wrappers` may hold:
+
+- `pixels: {resize_shape: [height, width], frame_stack: 1, channel_first: true}`: image
+  observations, rendered where the environment has none of its own;
+- `reward_scale: 0.1` and `clip_reward: true` (to [-1, 1]) or `clip_reward: [low, high]`, in this
+  order.
+
+A Discrete observation becomes one-hot float32 and a Dict of Boxes is flattened, without being
+asked.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rl_training.envs.spec import AnyEnv
+from rl_training.envs.wrappers import OneHotObservation, PixelObservation, RewardTransform
+from rl_training.errors import ConfigError, EnvError, MissingExtraError
+
+logger = logging.getLogger(__name__)
+
+_EXTRA_OF_MODULE = {"gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d"}
+
+
+class PixelOptions(BaseModel):
+    """`env_kwargs.wrappers.pixels`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    resize_shape: tuple[int, int] | None = None
+    """Height and width in pixels; None keeps the size."""
+    frame_stack: int = Field(default=1, ge=1)
+    """Frames stacked along the channels; 1 is no stacking."""
+    channel_first: bool = True
+    """Channels before height and width, as PyTorch convolutions want them."""
+
+
+class WrapperOptions(BaseModel):
+    """`env_kwargs.wrappers`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pixels: PixelOptions | None = None
+    reward_scale: float = 1.0
+    clip_reward: bool | tuple[float, float] = False
+    atari: dict[str, Any] | None = None
+
+
+def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> AnyEnv:
+    """Make one environment with its wrappers.
+
+    Raises:
+        EnvError: The id is unknown (near matches are named) or the environment cannot be made.
+        ConfigError: `env_kwargs` holds something the environment or its wrappers do not take.
+        MissingExtraError: An optional dependency is missing.
+    """
+    kwargs = dict(env_kwargs or {})
+    options = _wrapper_options(env_id, kwargs.pop("wrappers", None))
+    max_episode_steps = _episode_limit(env_id, kwargs.pop("max_episode_steps", None))
+    if kwargs.get("render_mode") is None:
+        kwargs.pop("render_mode", None)
+    own_class = _is_own_class(env_id)
+    if options.pixels is not None and _takes_render_mode(env_id, own_class):
+        kwargs.setdefault("render_mode", "rgb_array")
+    if own_class:
+        env = _make_own(env_id, kwargs)
+        if max_episode_steps is not None:
+            env = gym.wrappers.TimeLimit(env, max_episode_steps)
+    else:
+        env = _make_registered(env_id, kwargs, max_episode_steps)
+    return _wrapped(env, options)
+
+
+def _wrapper_options(env_id: str, raw: Mapping[str, Any] | None) -> WrapperOptions:
+    try:
+        options = WrapperOptions.model_validate(dict(raw or {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(
+            f"env_kwargs.wrappers.{where} of {env_id}: {first['msg']} (value {first['input']!r}); "
+            "allowed keys "
+            f"are pixels (resize_shape, frame_stack, channel_first), reward_scale and clip_reward"
+        ) from None
+    if options.atari is not None:
+        raise ConfigError(
+            f"env_kwargs.wrappers.atari of {env_id} is not available yet; remove the key, or use "
+            f"wrappers.pixels for resizing and frame stacking"
+        )
+    return options
+
+
+def _episode_limit(env_id: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(
+            f"env_kwargs.max_episode_steps of {env_id} must be an integer >= 1, got {value!r}"
+        )
+    return value
+
+
+def _is_own_class(env_id: str) -> bool:
+    """Whether `module:name` names an attribute of the module rather than a registered id."""
+    if ":" not in env_id:
+        return False
+    module_name, _, name = env_id.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise EnvError(
+            f"environment {env_id}: module {module_name!r} cannot be imported ({error}); install "
+            "it or put its "
+            f"folder on PYTHONPATH"
+        ) from error
+    # Importing may have registered the name, as Gymnasium's own `module:Registered-v0` form
+    # expects.
+    if name in gym.registry:
+        return False
+    if not hasattr(module, name):
+        raise EnvError(
+            f"environment {env_id}: module {module_name!r} has no attribute {name!r} and registers "
+            "no such id"
+            f"{_suggest(name, [*vars(module), *gym.registry])}"
+        )
+    return True
+
+
+def _takes_render_mode(env_id: str, own_class: bool) -> bool:
+    """Whether it can be asked to render; environments with images of their own often cannot."""
+    if not own_class:
+        return True
+    return "render_mode" in _constructor_parameters(_own_creator(env_id))
+
+
+def _own_creator(env_id: str) -> Callable[..., Any]:
+    module_name, _, name = env_id.partition(":")
+    creator: Callable[..., Any] = getattr(importlib.import_module(module_name), name)
+    return creator
+
+
+def _make_own(env_id: str, kwargs: dict[str, Any]) -> AnyEnv:
+    creator = _own_creator(env_id)
+    env = _construct(env_id, creator, creator, kwargs)
+    if not isinstance(env, gym.Env):
+        raise EnvError(
+            f"environment {env_id} gave {type(env).__name__}, not a gymnasium.Env; name a subclass "
+            "of "
+            f"gymnasium.Env or a function that returns an instance of one"
+        )
+    return env
+
+
+def _make_registered(env_id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> AnyEnv:
+    if env_id.startswith("ALE/"):
+        _register_atari(env_id)
+    if ":" not in env_id:
+        _check_registered(env_id)
+
+    def create(**constructor_kwargs: Any) -> AnyEnv:
+        # Our probe checks the contract once; Gymnasium's checker would cost a layer on every step.
+        return gym.make(
+            env_id,
+            max_episode_steps=max_episode_steps,
+            disable_env_checker=True,
+            **constructor_kwargs,
+        )
+
+    entry_point = gym.registry[env_id.rpartition(":")[2]].entry_point
+    with _without_known_warnings(str(entry_point)):
+        env: AnyEnv = _construct(env_id, create, entry_point, kwargs)
+    return env
+
+
+def _check_registered(env_id: str) -> None:
+    if env_id not in gym.registry:
+        raise EnvError(
+            f"environment {env_id!r} is not registered with "
+            f"Gymnasium{_suggest(env_id, [*gym.registry])}; an own "
+            f"environment is named as module:Class"
+        )
+
+
+def _suggest(name: str, candidates: list[str]) -> str:
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
+    return f" (did you mean {' or '.join(by_lower[match] for match in close)}?)" if close else ""
+
+
+def _register_atari(env_id: str) -> None:
+    if importlib.util.find_spec("ale_py") is None:
+        raise MissingExtraError(
+            f'environment {env_id} needs Atari support; run: pip install "rl-training[atari]"'
+        )
+    gym.register_envs(importlib.import_module("ale_py"))
+
+
+def _construct(
+    env_id: str, creator: Callable[..., Any], entry_point: Any, kwargs: dict[str, Any]
+) -> Any:
+    """Call the creator; every failure becomes one of our errors."""
+    try:
+        return creator(**kwargs)
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        raise _missing_dependency(env_id, entry_point, error) from error
+    except TypeError as error:
+        unknown = [key for key in kwargs if f"'{key}'" in str(error)]
+        if not unknown or "argument" not in str(error):
+            raise EnvError(f"environment {env_id} could not be made: {error}") from error
+        accepted = _constructor_parameters(entry_point)
+        known = f"; it takes {', '.join(accepted)}" if accepted else ""
+        raise ConfigError(
+            f"env_kwargs.{unknown[0]} (value {kwargs[unknown[0]]!r}) is not an argument of "
+            f"{env_id}{known}; "
+            f"max_episode_steps, render_mode and wrappers are taken for every environment"
+        ) from error
+    except Exception as error:
+        raise EnvError(
+            f"environment {env_id} could not be made with {kwargs}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _missing_dependency(env_id: str, entry_point: Any, error: Exception) -> MissingExtraError:
+    extras = (e for module, e in _EXTRA_OF_MODULE.items() if str(entry_point).startswith(module))
+    extra = next(extras, None)
+    advice = f'run: pip install "rl-training[{extra}]"' if extra else "install it"
+    return MissingExtraError(
+        f"environment {env_id} needs a package that is not installed ({error}); {advice}"
+    )
+
+
+def _constructor_parameters(entry_point: Any) -> list[str]:
+    """Names of the constructor's arguments, as far as they can be found."""
+    if isinstance(entry_point, str):
+        entry_point = gym.envs.registration.load_env_creator(entry_point)
+    try:
+        parameters = inspect.signature(entry_point).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter.name for parameter in parameters if parameter.kind in named]
+
+
+@contextmanager
+def _without_known_warnings(entry_point: str) -> Iterator[None]:
+    """Keep back the warnings that third parties cause at load, and no others."""
+    with warnings.catch_warnings():
+        # SWIG's types as Box2D has them; turned into an error, it would crash the interpreter.
+        swig = r"builtin type \w+ has no __module__ attribute"
+        warnings.filterwarnings("ignore", message=swig, category=DeprecationWarning)
+        if entry_point.startswith("gymnasium.envs.mujoco") and importlib.util.find_spec("mujoco"):
+            with _mujoco_warnings_logged():
+                yield
+        else:
+            yield
+
+
+@contextmanager
+def _mujoco_warnings_logged() -> Iterator[None]:
+    """Log MuJoCo's warnings, save the one deprecation that Gymnasium's own models cause.
+
+    MuJoCo would otherwise print them and write MUJOCO_LOG.TXT into the working folder.
+    """
+    mujoco = importlib.import_module("mujoco")
+    previous = mujoco.get_mju_user_warning()
+
+    def handler(message: str) -> None:
+        if "'settotalmass' is deprecated" not in message:
+            logger.warning("MuJoCo: %s", message)
+
+    mujoco.set_mju_user_warning(handler)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(previous)
+
+
+def _wrapped(env: AnyEnv, options: WrapperOptions) -> AnyEnv:
+    if options.pixels is not None:
+        env = _with_pixels(env, options.pixels)
+    elif isinstance(env.observation_space, spaces.Discrete):
+        env = OneHotObservation(env)
+    elif _is_dict_of_boxes(env.observation_space):
+        env = gym.wrappers.FlattenObservation(env)
+    if options.reward_scale != 1.0 or options.clip_reward is not False:
+        low, high = (None, None) if options.clip_reward is False else (-1.0, 1.0)
+        if isinstance(options.clip_reward, tuple):
+            low, high = options.clip_reward
+        env = RewardTransform(env, options.reward_scale, low, high)
+    return env
+
+
+def _is_dict_of_boxes(space: spaces.Space[Any]) -> bool:
+    return isinstance(space, spaces.Dict) and all(
+        isinstance(part, spaces.Box) for part in space.spaces.values()
+    )
+
+
+def _with_pixels(env: AnyEnv, options: PixelOptions) -> AnyEnv:
+    space = env.observation_space
+    has_images = isinstance(space, spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8
+    if not has_images:
+        try:
+            env = gym.wrappers.AddRenderObservation(env, render_only=True)
+        except Exception as error:
+            raise EnvError(
+                f"env_kwargs.wrappers.pixels: {env} cannot be rendered to an array ({error}); it "
+                f"needs render_mode rgb_array, or uint8 images [height, width, channels] as "
+                f"observations"
+            ) from error
+    return PixelObservation(env, options.resize_shape, options.frame_stack, options.channel_first)

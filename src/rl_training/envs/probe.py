@@ -1,0 +1,101 @@
+"""Checks on a throwaway instance that an environment keeps Gymnasium's contract."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from rl_training.envs.factory import make_env
+from rl_training.envs.spec import EnvSpec
+from rl_training.errors import EnvError
+
+
+def probe_env(
+    env_id: str, env_kwargs: Mapping[str, Any] | None = None, seed: int = 0, num_steps: int = 2
+) -> EnvSpec:
+    """Check Gymnasium's contract on a throwaway instance and return its spec.
+
+    Raises:
+        EnvError: `reset` or `step` gives something else than the contract says; the message says
+            what.
+        SpecMismatch: A space cannot be used.
+    """
+    env = make_env(env_id, env_kwargs)
+    try:
+        spec = EnvSpec.from_env(env, env_id)
+        env.action_space.seed(seed)
+        _check_reset(spec, _guarded(env_id, "reset", lambda: env.reset(seed=seed)))
+        for _ in range(num_steps):
+            action = env.action_space.sample()
+            take_step = functools.partial(env.step, action)
+            step = _guarded(env_id, f"step({action})", take_step)
+            if _check_step(spec, step):
+                break
+        return spec
+    finally:
+        env.close()
+
+
+def _guarded(env_id: str, what: str, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except Exception as error:
+        raise EnvError(
+            f"environment {env_id}: {what} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_reset(spec: EnvSpec, result: object) -> None:
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+        raise EnvError(
+            f"environment {spec.env_id}: reset must return (obs, info) with info a dict, got "
+            f"{_shape_of(result)}"
+        )
+    _check_obs(spec, result[0], "reset")
+
+
+def _check_step(spec: EnvSpec, result: object) -> bool:
+    """Check one step; returns whether the episode ended."""
+    if not (isinstance(result, tuple) and len(result) == 5):
+        raise EnvError(
+            f"environment {spec.env_id}: step must return (obs, reward, terminated, truncated, "
+            "info), "
+            f"got {_shape_of(result)}"
+        )
+    obs, reward, terminated, truncated, _ = result
+    _check_obs(spec, obs, "step")
+    try:
+        finite = bool(np.isfinite(float(reward)))
+    except (TypeError, ValueError):
+        finite = False
+    if not finite:
+        raise EnvError(
+            f"environment {spec.env_id}: the reward of step must be one finite number, got "
+            f"{reward!r}"
+        )
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(flag, (bool, np.bool_)):
+            raise EnvError(f"environment {spec.env_id}: {name} must be a bool, got {flag!r}")
+    return bool(terminated or truncated)
+
+
+def _check_obs(spec: EnvSpec, obs: object, where: str) -> None:
+    shape, dtype = getattr(obs, "shape", None), str(getattr(obs, "dtype", type(obs).__name__))
+    if shape != spec.obs_shape or dtype != spec.obs_dtype:
+        raise EnvError(
+            f"environment {spec.env_id}: the observation of {where} has shape {shape} and dtype "
+            f"{dtype}, but "
+            f"its observation space says {spec.obs_shape} and {spec.obs_dtype}; make the two agree"
+        )
+    if not np.isfinite(np.asarray(obs)).all():
+        raise EnvError(
+            f"environment {spec.env_id}: the observation of {where} is not finite: {obs!r}"
+        )
+
+
+def _shape_of(result: object) -> str:
+    kind = type(result).__name__
+    return f"a {kind} of length {len(result)}" if isinstance(result, (tuple, list)) else f"a {kind}"

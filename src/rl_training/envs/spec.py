@@ -1,0 +1,198 @@
+"""What a task looks like from outside: shapes, dtypes, action bounds and the episode limit.
+
+An `EnvSpec` is plain data. It is stored in every checkpoint, so a policy can be loaded and asked
+for actions without making the environment. Learners speak *learner units*: continuous actions in
+[-1, 1], discrete actions from 0.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from pydantic import BaseModel, ConfigDict
+
+from rl_training.errors import SpecMismatch
+
+Array: TypeAlias = npt.NDArray[Any]
+AnyEnv: TypeAlias = gym.Env[Any, Any]
+
+
+class ActionMap:
+    """Turns learner units into what the environment takes, and back.
+
+    Built once per spec, because it runs on every environment step.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self._discrete = spec.action_kind == "discrete"
+        self._start = spec.action_start
+        self._dtype = np.dtype(spec.action_dtype)
+        self._bounded = spec.action_low is not None and spec.action_high is not None
+        if spec.action_low is not None and spec.action_high is not None:
+            low = np.array(spec.action_low, dtype=np.float64).reshape(spec.action_shape)
+            high = np.array(spec.action_high, dtype=np.float64).reshape(spec.action_shape)
+            self._low, self._high = low, high
+            self._symmetric = bool((low == -high).all())
+
+    def to_env(self, action: Array) -> Array:
+        """Learner units to environment units; leading axes are kept."""
+        if self._discrete:
+            index = np.asarray(action, dtype=np.int64)
+            return index + self._start if self._start else index
+        if not self._bounded:
+            return np.asarray(action, dtype=self._dtype)
+        if self._symmetric:
+            scaled = action * self._high
+        else:
+            # The two-sided form gives the bounds exactly at -1 and +1; low + weight * width does
+            # not.
+            weight = (np.asarray(action, dtype=np.float64) + 1.0) * 0.5
+            scaled = (1.0 - weight) * self._low + weight * self._high
+        np.maximum(scaled, self._low, out=scaled)
+        np.minimum(scaled, self._high, out=scaled)
+        return scaled.astype(self._dtype)
+
+    def to_learner(self, action: Array) -> Array:
+        """Environment units to learner units: int64 indices, or float32 (in [-1, 1] if bounded)."""
+        if self._discrete:
+            return np.asarray(action, dtype=np.int64) - self._start
+        if not self._bounded:
+            return np.asarray(action, dtype=np.float32)
+        value = np.asarray(action, dtype=np.float64)
+        width = self._high - self._low
+        # A box may hold single values (low == high): every learner action means the same there, 0
+        # is chosen.
+        safe = np.where(width > 0, width, 1.0)
+        unit = np.where(width > 0, ((value - self._low) - (self._high - value)) / safe, 0.0)
+        return np.clip(unit, -1.0, 1.0).astype(np.float32)
+
+
+class EnvSpec(BaseModel):
+    """Shapes, dtypes, bounds and episode limit of one task; holds no Gymnasium object."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    env_id: str
+    """Registered id, or `module:Class` for an own environment."""
+    obs_shape: tuple[int, ...]
+    obs_dtype: str
+    """NumPy name of the dtype the environment gives, for example `float32`, `float64` or "
+    "`uint8`."""
+    action_kind: Literal["discrete", "continuous"]
+    action_shape: tuple[int, ...]
+    """Empty for discrete actions."""
+    num_actions: int | None = None
+    """Number of discrete actions; None for continuous ones."""
+    action_start: int = 0
+    """The environment's name for the learner's discrete action 0."""
+    action_dtype: str
+    action_low: tuple[float, ...] | None = None
+    """Lower bounds, flattened; None when any entry of the box is infinite (actions then pass "
+    "unscaled)."""
+    action_high: tuple[float, ...] | None = None
+    """Upper bounds, flattened; None when any entry of the box is infinite."""
+    max_episode_steps: int | None = None
+    """Environment steps after which an episode is truncated; None for no limit."""
+    reward_threshold: float | None = None
+    """Return at which the task counts as solved, where its authors say so."""
+
+    @property
+    def obs_dim(self) -> int:
+        """Entries of one flattened observation."""
+        return math.prod(self.obs_shape)
+
+    @property
+    def action_dim(self) -> int:
+        """Outputs one action needs: flat size (continuous) or `num_actions` (discrete)."""
+        return math.prod(self.action_shape) if self.num_actions is None else self.num_actions
+
+    @cached_property
+    def action_map(self) -> ActionMap:
+        """The conversion between learner units and environment units."""
+        return ActionMap(self)
+
+    def scale_action(self, action: Array) -> Array:
+        """Learner units to environment units.
+
+        Finite boxes: affine from [-1, 1], exact at both ends, clipped to the box, in
+        `action_dtype`. Unbounded boxes: unchanged, in `action_dtype`. Discrete: plus
+        `action_start`, int64.
+        """
+        return self.action_map.to_env(action)
+
+    def unscale_action(self, action: Array) -> Array:
+        """Environment units to learner units, the inverse of `scale_action`."""
+        return self.action_map.to_learner(action)
+
+    @classmethod
+    def from_env(cls, env: AnyEnv, env_id: str) -> EnvSpec:
+        """Read the spec off an environment.
+
+        Raises:
+            SpecMismatch: The observation or action space is of a kind no learner here takes.
+        """
+        obs_space = _checked_obs_space(env.observation_space, env_id)
+        registered = env.spec
+        return cls(
+            env_id=env_id,
+            obs_shape=obs_space.shape,
+            obs_dtype=str(obs_space.dtype),
+            max_episode_steps=_max_episode_steps(env),
+            reward_threshold=None if registered is None else registered.reward_threshold,
+            **_action_fields(env.action_space, env_id),
+        )
+
+
+def _checked_obs_space(space: spaces.Space[Any], env_id: str) -> spaces.Box:
+    """The space itself if it is a Box of numbers."""
+    if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind in "fiub":
+        return space
+    raise SpecMismatch(
+        f"environment {env_id}: observation space {space} cannot be used, only Box can; Discrete "
+        "and Dict of "
+        "Box are converted when the environment is made by rl_training.envs.make_env, for others "
+        "wrap the "
+        f"environment, for instance in gymnasium.wrappers.FlattenObservation"
+    )
+
+
+def _action_fields(space: spaces.Space[Any], env_id: str) -> dict[str, Any]:
+    """The action_* fields of the spec."""
+    if isinstance(space, spaces.Discrete):
+        return {
+            "action_kind": "discrete",
+            "action_shape": (),
+            "num_actions": int(space.n),
+            "action_start": int(space.start),
+            "action_dtype": "int64",
+        }
+    if isinstance(space, spaces.Box) and space.shape and np.dtype(space.dtype).kind == "f":
+        bounded = bool(np.isfinite(space.low).all() and np.isfinite(space.high).all())
+        return {
+            "action_kind": "continuous",
+            "action_shape": space.shape,
+            "action_dtype": str(space.dtype),
+            "action_low": tuple(space.low.ravel().tolist()) if bounded else None,
+            "action_high": tuple(space.high.ravel().tolist()) if bounded else None,
+        }
+    raise SpecMismatch(
+        f"environment {env_id}: action space {space} cannot be used, allowed are Discrete and a "
+        "Box of floats "
+        f"with at least one axis; wrap the environment so that it takes one of these"
+    )
+
+
+def _max_episode_steps(env: AnyEnv) -> int | None:
+    """The limit of the outermost TimeLimit; own environments have no registered spec."""
+    layer: AnyEnv = env
+    while isinstance(layer, gym.Wrapper):
+        if isinstance(layer, gym.wrappers.TimeLimit):
+            return int(layer._max_episode_steps)
+        layer = layer.env
+    return None if env.spec is None else env.spec.max_episode_steps

@@ -1,0 +1,47 @@
+"""Checkpoints: folders `<run>/checkpoints/step_<n>/` that are whole, verified, never pickled.
+
+A checkpoint is `manifest.json`, one safetensors file per component with tensors, and the rows of
+replays in `segments/`.  It appears under its name in one step, after everything in it has reached
+the disk; it is verified against sizes and digests before anything of it is returned.  Readers need
+no lock.  One process at a time may write to a run; the run's own lock sees to that.
+"""
+
+from rl_training.experiment.checkpoint_catalog import (
+    list_checkpoints,
+    open_checkpoint,
+    prune_checkpoints,
+    resolve_checkpoint,
+)
+from rl_training.experiment.checkpoint_files import CheckpointEntry, FileRecord, checkpoints_dir
+from rl_training.experiment.checkpoint_load import (
+    LoadedCheckpoint,
+    load_checkpoint,
+    restore_seed_segments,
+    verify_checkpoint,
+)
+from rl_training.experiment.checkpoint_manifest import SCHEMA_VERSION, Manifest, read_manifest
+from rl_training.experiment.checkpoint_save import save_checkpoint
+from rl_training.experiment.checkpoint_segments import Segmented
+from rl_training.experiment.checkpoint_single import SingleFile, load_single_file, save_single_file
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "CheckpointEntry",
+    "FileRecord",
+    "LoadedCheckpoint",
+    "Manifest",
+    "Segmented",
+    "SingleFile",
+    "checkpoints_dir",
+    "list_checkpoints",
+    "load_checkpoint",
+    "load_single_file",
+    "open_checkpoint",
+    "prune_checkpoints",
+    "read_manifest",
+    "resolve_checkpoint",
+    "restore_seed_segments",
+    "save_checkpoint",
+    "save_single_file",
+    "verify_checkpoint",
+]

@@ -1,0 +1,190 @@
+"""`TrainConfig`: everything that describes a run, checked before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, field_validator, model_validator
+
+from rl_training.algorithms.config import AlgoConfig
+from rl_training.errors import ConfigError
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.yaml_loader import Document, load_yaml, parse_scalar
+from rl_training.resources import preset_path
+from rl_training.validation import (
+    Integers,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    Texts,
+    parse,
+    suggest,
+)
+
+
+class TrainConfig(Settings):
+    """One training run."""
+
+    algo: str
+    """Name of the algorithm, as in `rl-training list`."""
+    env_id: str
+    """Gymnasium id, or `module:Class` for an environment of your own."""
+    seed: NonNegativeInt = 0
+    """Seed of everything random in the run."""
+    seeds: Integers | None = None
+    """Several seeds to train side by side in one process; null trains `seed` alone."""
+    total_timesteps: PositiveInt = 100_000
+    """Steps per seed: environment steps online, gradient steps offline."""
+    output_dir: str = "runs"
+    """Folder in which the run's own folder is made."""
+    run_name: str | None = None
+    """Name of the run's folder; null makes one from algorithm, environment, seed and time."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:<n>`."""
+    threads: NonNegativeInt = 0
+    """CPU threads of PyTorch; 0 chooses, and a resumed run keeps its choice."""
+    num_envs: PositiveInt = 1
+    """Environments stepped side by side, per seed."""
+    vector_mode: Literal["auto", "sync", "async"] = "auto"
+    """How several environments run: in this process (`sync`) or one process each (`async`)."""
+    eval_episodes: NonNegativeInt = 5
+    """Episodes per evaluation; 0 never evaluates."""
+    log_interval: PositiveInt = 1_000
+    """Steps between two lines of metrics."""
+    checkpoint_interval: NonNegativeInt = 10_000
+    """Steps between two checkpoints; 0 saves only at the end, on a signal, and at a new best."""
+    checkpoint_minutes: PositiveFloat | None = None
+    """Save also when this many minutes have passed since the last checkpoint; null does not."""
+    keep_checkpoints: PositiveInt = 3
+    """Newest checkpoints kept, beside the best one."""
+    tensorboard: bool = True
+    """Write TensorBoard files when the `tensorboard` extra is installed."""
+    tags: Texts = ()
+    """Words to find the run by."""
+    algo_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the algorithm; `rl-training describe <algo>` lists them."""
+    env_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """`max_episode_steps`, `render_mode`, `wrappers`, and keywords of the environment."""
+
+    @field_validator("output_dir", mode="before")
+    @classmethod
+    def _path_to_text(cls, value: object) -> object:
+        return str(value) if isinstance(value, Path) else value
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and (not value or len(set(value)) != len(value)):
+            raise ValueError(f"must be different numbers, at least one, got {list(value)}")
+        return value
+
+    @model_validator(mode="after")
+    def _algorithm_fits(self) -> TrainConfig:
+        _ = self.algo_config  # parsing it is the check
+        return self
+
+    @cached_property
+    def algo_config(self) -> AlgoConfig:
+        """The algorithm's typed settings, parsed from `algo_kwargs`."""
+        spec = get_algorithm_spec(self.algo)
+        return parse(spec.config_class, self.algo_kwargs, "algo_kwargs.")
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """The seeds of the run: `seeds`, or `seed` alone."""
+        return self.seeds if self.seeds is not None else (self.seed,)
+
+    def resolved(self) -> dict[str, Any]:
+        """Return plain data with every default filled in."""
+        data = self.model_dump(mode="json")
+        data["algo_kwargs"] = self.algo_config.model_dump(mode="json")
+        return data
+
+    def replace(self, **changes: Any) -> TrainConfig:
+        """Return a copy with some fields changed, checked like any other."""
+        return TrainConfig(**(self.model_dump() | changes))
+
+    def for_seed(self, seed: int) -> TrainConfig:
+        """Return the configuration of one member of a group of seeds."""
+        return self.replace(seed=seed, seeds=None)
+
+    def to_yaml(self) -> str:
+        """Return the resolved configuration as YAML."""
+        return yaml.safe_dump(self.resolved(), sort_keys=False)
+
+
+def load_config(
+    source: str | Path,
+    overrides: Iterable[str] = (),
+    changes: Mapping[str, Any] | None = None,
+) -> TrainConfig:
+    """Read a configuration.
+
+    Args:
+        source: A YAML file, or the name of a packaged preset such as `sac/pendulum`.
+        overrides: `key=value` texts; a dot reaches into a mapping: `algo_kwargs.batch_size=512`.
+        changes: Top-level fields that replace what the file says.
+
+    Raises:
+        ConfigError: Naming file, line, key, value and what is allowed.
+    """
+    path = preset_path(source)
+    document = load_yaml(path)
+    data = document.data
+    for text in overrides:
+        apply_override(data, text)
+    data |= dict(changes or {})
+    return config_from_mapping(data, Document(data, document.lines), str(path))
+
+
+def config_from_mapping(data: Mapping[str, Any], document: Document, name: str) -> TrainConfig:
+    """Build a configuration from plain data, with messages that point into its file."""
+    try:
+        return parse(TrainConfig, data)
+    except ConfigError as error:
+        raise ConfigError(_locate(str(error), document, name)) from None
+
+
+def _locate(message: str, document: Document, name: str) -> str:
+    """Put `file:line: ` before a message, by the first key it names."""
+    key = message.split(" ", 1)[0].rstrip(":").split("[")[0]
+    line = document.lines.get(tuple(key.split(".")))
+    return f"{name}:{line}: {message}" if line else f"{name}: {message}"
+
+
+def apply_override(data: dict[str, Any], text: str) -> None:
+    """Apply one `key=value` to nested plain data."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"--set {text} is not of the form key=value, such as seed=1")
+    *parents, last = key.split(".")
+    if parents and parents[0] not in TrainConfig.model_fields:
+        allowed = suggest(parents[0], TrainConfig.model_fields)
+        raise ConfigError(f"--set {text}: {parents[0]} is not a field of TrainConfig{allowed}")
+    target = data
+    for part in parents:
+        nested = target.setdefault(part, {})
+        if not isinstance(nested, dict):
+            raise ConfigError(f"--set {text}: {part} is not a mapping, so it has no {last}")
+        target = nested
+    target[last] = parse_scalar(value)
+
+
+def config_schema(algo: str) -> dict[str, Any]:
+    """Return the JSON schema of a run's YAML for one algorithm, for editors and checkers."""
+    schema = TrainConfig.model_json_schema()
+    algo_schema = get_algorithm_spec(algo).config_class.model_json_schema()
+    definitions = schema.setdefault("$defs", {})
+    definitions.update(algo_schema.pop("$defs", {}))
+    definitions[algo_schema["title"]] = algo_schema
+    schema["properties"]["algo_kwargs"] = {"$ref": f"#/$defs/{algo_schema['title']}"}
+    schema["properties"]["algo"]["const"] = algo
+    schema["title"] = f"rl-training run of {algo}"
+    plain: dict[str, Any] = json.loads(json.dumps(schema))
+    return plain

@@ -1,0 +1,89 @@
+"""Metrics of a run as JSON lines, and as TensorBoard files where that is installed.
+
+A resumed run first cuts the JSON lines back to the length the checkpoint remembers, so that no step
+stands there twice and none is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class MetricLogger:
+    """Writer of one seed's metrics."""
+
+    def __init__(
+        self, folder: Path, *, tensorboard: bool, resume_offset: int | None, step: int
+    ) -> None:
+        """Open the files.
+
+        Args:
+            folder: The seed's folder.
+            tensorboard: Write TensorBoard files too, when that is installed.
+            resume_offset: Length of the JSON lines when the checkpoint was written; None starts
+                anew.
+            step: Step the run continues from; TensorBoard drops what came after it.
+        """
+        self.path = folder / METRICS_FILE
+        self._file = open(self.path, "ab")  # noqa: SIM115 - held open for the whole run
+        if resume_offset is not None and self._file.tell() > resume_offset:
+            self._file.truncate(resume_offset)
+            self._file.seek(resume_offset)
+        self._board = _open_board(folder / "tensorboard", step) if tensorboard else None
+
+    @property
+    def offset(self) -> int:
+        """Length of the JSON lines so far."""
+        return self._file.tell()
+
+    def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Write one line; `kind` is `train` or `eval`.  Non-finite numbers are written as text."""
+        line = {"step": step, "kind": kind}
+        line |= {name: v if math.isfinite(v) else str(v) for name, v in values.items()}
+        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name if "/" in name else f"{kind}/{name}", value, step)
+
+    def sync(self) -> None:
+        """Force the lines to the disk, before a checkpoint refers to them."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        if self._board is not None:
+            self._board.flush()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _open_board(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None  # the extra is not installed; `doctor` says so
+    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+
+
+def read_metrics(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """Read a run's metrics back, one mapping per line; a torn last line is left out."""
+    rows = []
+    path = folder / METRICS_FILE
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # a line cut short by a crash
+        if kind is None or row.get("kind") == kind:
+            rows.append(row)
+    return rows

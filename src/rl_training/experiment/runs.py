@@ -1,0 +1,131 @@
+"""The folder of a run: its name, what it says about itself, and its lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from rl_training._version import __version__
+from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.experiment.config import TrainConfig
+
+REPORTED_PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "pydantic", "mujoco", "ale-py")
+
+
+def create_run_folder(config: TrainConfig, run_suffix: str | None = None) -> Path:
+    """Make the folder of a new run and write its configuration and circumstances there.
+
+    Raises:
+        ConfigError: When `run_name` is taken, or the folder cannot be made.
+    """
+    name = config.run_name or _automatic_name(config)
+    if run_suffix:
+        name = f"{name}_{run_suffix}"
+    path = _make_folder(Path(config.output_dir), name, unique=config.run_name is None)
+    for seed, folder in seed_folders(path, config).items():
+        folder.mkdir(exist_ok=True)
+        (folder / "config.yaml").write_text(config.for_seed(seed).to_yaml(), encoding="utf-8")
+    if config.seeds is not None:
+        (path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    (path / "run.json").write_text(json.dumps(describe_system(), indent=2), encoding="utf-8")
+    return path
+
+
+def seed_folders(path: Path, config: TrainConfig) -> dict[int, Path]:
+    """Map each seed of a run to its folder: the run's own, or one below it per seed of a group."""
+    if config.seeds is None:
+        return {config.seed: path}
+    return {seed: path / f"seed_{seed}" for seed in config.seeds}
+
+
+def _automatic_name(config: TrainConfig) -> str:
+    env = re.sub(r"[^A-Za-z0-9.-]+", "_", config.env_id)
+    seeds = "-".join(str(seed) for seed in config.all_seeds[:4])
+    more = f"-and-{len(config.all_seeds) - 4}-more" if len(config.all_seeds) > 4 else ""
+    time = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    return f"{config.algo}_{env}_seed{seeds}{more}_{time}"
+
+
+def _make_folder(parent: Path, name: str, *, unique: bool) -> Path:
+    for attempt in range(1000):
+        path = parent / (name if attempt == 0 else f"{name}_{attempt}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if not unique:
+                raise ConfigError(
+                    f"run_name {name!r} is taken: {path} exists; choose another, or continue it "
+                    f"with `rl-training resume --checkpoint {path}`"
+                ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"output_dir {str(parent)!r}: no folder can be made there ({error.strerror})"
+            ) from None
+        else:
+            return path
+    raise ConfigError(f"output_dir {str(parent)!r} already holds 1000 runs named {name}")
+
+
+def describe_system() -> dict[str, Any]:
+    """Return what the run ran on: versions, machine, command and state of the git repository."""
+    installed = {d.name.lower(): d.version for d in metadata.distributions()}
+    versions = {package: installed.get(package) for package in REPORTED_PACKAGES}
+    return {
+        "rl_training": __version__,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "packages": versions,
+        "command": sys.argv,
+        "git": _git_state(),
+    }
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Return commit and cleanness of the repository around the working folder, if there is one."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(_git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None  # no git, or no repository: nothing to report
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], capture_output=True, text=True, check=True, timeout=10
+    ).stdout.strip()
+
+
+@contextmanager
+def run_lock(path: Path) -> Iterator[None]:
+    """Hold the run's folder, so that two processes never train in it at once.
+
+    Raises:
+        RLTrainingError: When another process holds it.
+    """
+    lock = FileLock(path / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise RLTrainingError(
+            f"{path} is in use by another process; wait for it to end, or train into another folder"
+        ) from None
+    except OSError as error:
+        raise RLTrainingError(f"{path} cannot be written to ({error.strerror})") from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,52 @@
+"""Distributions over actions, as functions of tensors.
+
+`torch.distributions` checks its arguments on the host and is avoided here on purpose.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+LOG_2 = math.log(2)
+
+
+def gaussian_log_prob(noise: Tensor, log_std: Tensor) -> Tensor:
+    """Log density of `mean + exp(log_std) * noise`, summed over the last axis."""
+    return (-0.5 * noise * noise - log_std - LOG_SQRT_2PI).sum(-1)
+
+
+def tanh_gaussian_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Squash a Gaussian sample by tanh.
+
+    The log density subtracts `log(1 - tanh(u)^2)`, written as `2 (log 2 - u - softplus(-2u))`,
+    which stays finite for large u (Haarnoja et al., 2018, App. C of arXiv:1801.01290).
+
+    Returns:
+        The action in (-1, 1) `[..., A]` and its log density `[...]`.
+    """
+    pre_tanh = mean + log_std.exp() * noise
+    log_det = 2 * (LOG_2 - pre_tanh - functional.softplus(-2 * pre_tanh))
+    log_prob = (-0.5 * noise * noise - log_std - LOG_SQRT_2PI - log_det).sum(-1)
+    return torch.tanh(pre_tanh), log_prob
+
+
+def gumbel_sample(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Sample from the categorical distribution of `logits` by the Gumbel trick; int64 `[...]`."""
+    # The clamp keeps log(0) out; 1e-20 is below any float32 uniform draw but zero.
+    return (logits - torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7)))).argmax(-1)
+
+
+def categorical_log_prob(logits: Tensor, action: Tensor) -> Tensor:
+    """Log probability of integer actions `[...]` under `logits` `[..., A]`."""
+    return functional.log_softmax(logits, -1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def categorical_entropy(logits: Tensor) -> Tensor:
+    """Entropy of the categorical distribution of `logits`, `[...]`."""
+    log_probs = functional.log_softmax(logits, -1)
+    return -(log_probs.exp() * log_probs).sum(-1)

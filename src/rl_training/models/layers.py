@@ -1,0 +1,137 @@
+"""Layers with leading axes: many seeds, or many seeds of many critics, in one batched product.
+
+Shapes: S seeds, N ensemble members, B batch, I inputs, O outputs.
+Parameters are `[S, ...]` or `[S, N, ...]`; a forward pass maps `[*lead, B, I]` to `[*lead, B, O]`.
+With S = N = 1 a batched product costs the same as a plain one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.rng import Rng
+
+Activation = Callable[[Tensor], Tensor]
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "silu": nn.functional.silu,
+    "elu": nn.functional.elu,
+    "gelu": nn.functional.gelu,
+}
+
+
+def uniform_init(rng: Rng, members: tuple[int, ...], outputs: int, inputs: int) -> Tensor:
+    """Draw weights [S, *members, I, O] uniformly in +-1/sqrt(inputs), PyTorch's own default."""
+    return (rng.uniform(*members, inputs, outputs) * 2 - 1) / math.sqrt(inputs)
+
+
+def orthogonal_init(gain: float) -> Callable[[Rng, tuple[int, ...], int, int], Tensor]:
+    """Return an initialiser that draws orthogonal weights scaled by `gain` (Saxe et al., 2013)."""
+
+    def init(rng: Rng, members: tuple[int, ...], outputs: int, inputs: int) -> Tensor:
+        tall, wide = max(outputs, inputs), min(outputs, inputs)
+        q, r = torch.linalg.qr(rng.normal(*members, tall, wide))
+        # The sign makes the distribution uniform over orthogonal matrices.
+        q = q * torch.diagonal(r, dim1=-2, dim2=-1).sign().unsqueeze(-2)
+        weight: Tensor = gain * (q if inputs >= outputs else q.mT).contiguous()
+        return weight
+
+    return init
+
+
+class StackedLinear(nn.Module):
+    """Linear layers side by side: weight `[S, *members, I, O]`, bias `[S, *members, 1, O]`."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        rng: Rng,
+        members: tuple[int, ...] = (),
+        init: Callable[[Rng, tuple[int, ...], int, int], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter((init or uniform_init)(rng, members, outputs, inputs))
+        bias = torch.zeros(rng.num_seeds, *members, 1, outputs, device=rng.device)
+        if init is None:
+            bias = (rng.uniform(*members, 1, outputs) * 2 - 1) / math.sqrt(inputs)
+        self.bias = nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `[*lead, B, I]` to `[*lead, B, O]`."""
+        if self.weight.ndim == 3:
+            return torch.baddbmm(self.bias, x, self.weight)
+        weight, bias = self.weight.flatten(0, -3), self.bias.flatten(0, -3)
+        out = torch.baddbmm(bias, x.flatten(0, -3), weight)
+        return out.view(*self.weight.shape[:-2], *out.shape[-2:])
+
+
+class StackedLayerNorm(nn.Module):
+    """Layer normalisation with its own scale and shift per seed and member."""
+
+    def __init__(self, size: int, rng: Rng, members: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        shape = (rng.num_seeds, *members, 1, size)
+        self.size = size
+        self.scale = nn.Parameter(torch.ones(shape, device=rng.device))
+        self.shift = nn.Parameter(torch.zeros(shape, device=rng.device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise over the last axis."""
+        normalised = nn.functional.layer_norm(x, (self.size,))
+        return torch.addcmul(self.shift, normalised, self.scale)
+
+
+class StackedMLP(nn.Module):
+    """A multilayer perceptron with leading seed (and member) axes."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        rng: Rng,
+        *,
+        members: tuple[int, ...] = (),
+        activation: str = "relu",
+        layer_norm: bool = False,
+        orthogonal: float | None = None,
+    ) -> None:
+        """Build the layers.
+
+        Args:
+            sizes: Inputs, hidden widths, outputs.
+            rng: Where the initial weights come from; also fixes S and the device.
+            members: Extra leading axes after the seed axis, such as `(num_critics,)`.
+            activation: A key of `ACTIVATIONS`.
+            layer_norm: Normalise before each activation.
+            orthogonal: Gain of the last layer for orthogonal weights (hidden layers get sqrt 2 and
+                biases start at zero); None keeps the uniform default.
+        """
+        super().__init__()
+        self.activation = ACTIVATIONS[activation]
+        self.members = members
+        last = len(sizes) - 2
+        self.layers = nn.ModuleList()
+        self.norms = nn.ModuleList()
+        for index, (inputs, outputs) in enumerate(pairwise(sizes)):
+            gain = orthogonal if index == last else math.sqrt(2)
+            init = None if orthogonal is None or gain is None else orthogonal_init(gain)
+            self.layers.append(StackedLinear(inputs, outputs, rng, members, init))
+            if layer_norm and index < last:
+                self.norms.append(StackedLayerNorm(outputs, rng, members))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `[S, B, I]` (shared by all members) to `[S, *members, B, O]`."""
+        if self.members:
+            x = x.unsqueeze(1).expand(-1, *self.members, -1, -1)
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            x = layer(x)
+            if index < last:
+                x = self.activation(self.norms[index](x) if self.norms else x)
+        return x

@@ -1,0 +1,46 @@
+"""Q-networks over discrete actions, plain or dueling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from rl_training.models.layers import StackedLinear, StackedMLP
+from rl_training.rng import Rng
+
+
+class MLPQNetwork(nn.Module):
+    """`obs -> Q(s, .)` for S seeds; dueling: Q = V + A - mean A (Wang et al., 2016, Eq. 9)."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int] = (64, 64),
+        *,
+        dueling: bool = False,
+        rng: Rng | None = None,
+    ) -> None:
+        """Build the network.
+
+        Args:
+            obs_dim: Length of an observation.
+            action_dim: Number of actions.
+            hidden_sizes: Widths of the shared hidden layers.
+            dueling: Split the head into a value and an advantage stream.
+            rng: Source of the initial weights; its number of seeds is S.
+        """
+        super().__init__()
+        rng = rng or Rng((0,), "model")
+        self.obs_dim, self.action_dim, self.dueling = obs_dim, action_dim, dueling
+        self.body = StackedMLP((obs_dim, *hidden_sizes), rng)
+        self.head = StackedLinear(hidden_sizes[-1], action_dim + int(dueling), rng)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Return Q of every action, `[S, B, A]`."""
+        out: Tensor = self.head(self.body.activation(self.body(obs)))
+        if not self.dueling:
+            return out
+        advantage, value = out[..., :-1], out[..., -1:]
+        return value + advantage - advantage.mean(-1, keepdim=True)

@@ -1,0 +1,47 @@
+"""Files that come with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rl_training.errors import ConfigError
+from rl_training.validation import suggest
+
+ASSETS = Path(__file__).resolve().parent / "assets"
+
+
+def find_packaged_asset(name: str) -> Path:
+    """Return the path of a packaged file, such as `configs/sac/pendulum.yaml`.
+
+    Raises:
+        ConfigError: When there is no such file, with the nearest match.
+    """
+    path = (ASSETS / name).resolve()
+    if not path.is_file() or ASSETS not in path.parents:
+        names = [str(p.relative_to(ASSETS)) for p in ASSETS.rglob("*.yaml")]
+        raise ConfigError(f"{name} is not a packaged file{suggest(name, names)}")
+    return path
+
+
+def preset_names() -> list[str]:
+    """Return the names of all presets, such as `sac/pendulum`."""
+    root = ASSETS / "configs"
+    return sorted(str(p.relative_to(root).with_suffix("")) for p in root.rglob("*.yaml"))
+
+
+def preset_path(source: str | Path) -> Path:
+    """Return the file meant by a path or by a preset's name.
+
+    Raises:
+        ConfigError: When it is neither, with the nearest preset.
+    """
+    path = Path(source)
+    if path.is_file():
+        return path
+    name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
+    if name in preset_names():
+        return ASSETS / "configs" / f"{name}.yaml"
+    raise ConfigError(
+        f"{source} is neither a file nor a preset{suggest(name, preset_names())}; "
+        "`rl-training list presets` shows all."
+    )

@@ -1,0 +1,67 @@
+"""Evaluation on environments of its own.
+
+It draws from no generator of the training run: its environments are seeded by (seed, step), its
+actions are deterministic.  So evaluating more often, or not at all, leaves training unchanged to
+the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import AnyLearner
+from rl_training.envs.seeds import SeedVectorEnv
+from rl_training.rng import derive_seed
+
+MAX_PARALLEL = 32
+
+
+class Evaluator:
+    """Runs whole episodes with the learner's deterministic policy."""
+
+    def __init__(self, env_id: str, env_kwargs: dict[str, Any], seeds: Sequence[int]) -> None:
+        self.env_id, self.env_kwargs, self.seeds = env_id, env_kwargs, tuple(seeds)
+        self._envs: SeedVectorEnv | None = None
+
+    def evaluate(self, learner: AnyLearner, num_episodes: int, step: int) -> list[list[float]]:
+        """Return the episode returns of each seed, `[S][num_episodes]`."""
+        returns: list[list[float]] = [[] for _ in self.seeds]
+        chunk = 0
+        while (missing := num_episodes - len(returns[0])) > 0:
+            batch = self._run_chunk(learner, min(missing, MAX_PARALLEL), (step, chunk))
+            for seed_returns, more in zip(returns, batch, strict=True):
+                seed_returns.extend(more)
+            chunk += 1
+        return returns
+
+    def _run_chunk(
+        self, learner: AnyLearner, count: int, key: tuple[int, int]
+    ) -> list[list[float]]:
+        envs = self._environments(count)
+        obs = envs.reset([derive_seed(seed, "eval", *key) for seed in self.seeds])
+        total = np.zeros(obs.shape[:2])
+        running = np.ones(obs.shape[:2], dtype=bool)
+        while running.any():
+            with torch.inference_mode():
+                action = learner.act(torch.from_numpy(obs).to(learner.device), explore=False)
+            step = envs.step(action.cpu().numpy())
+            total += np.where(running, step.reward, 0.0)
+            running &= ~(step.terminated | step.truncated)
+            obs = step.obs
+        return [[float(value) for value in row] for row in total]
+
+    def _environments(self, count: int) -> SeedVectorEnv:
+        if self._envs is None or self._envs.num_envs != count:
+            self.close()
+            self._envs = SeedVectorEnv.make(self.env_id, self.env_kwargs, count, self.seeds, "sync")
+        return self._envs
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._envs is not None:
+            self._envs.close()
+            self._envs = None

@@ -1,0 +1,141 @@
+"""The loops: they decide when, never what.
+
+Glossary.  *Environment step*: one action in one environment.  *Step*: the unit of
+`total_timesteps`, environment steps per seed.  *Update*: one call of `learner.update`; *gradient
+step*: one move of an optimizer.  *Round*: the updates done between two environment steps.
+*Rollout*: consecutive steps gathered by one policy.  *Pass*: one turn of a loop, after which a
+checkpoint may be written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import AnyLearner
+from rl_training.algorithms.ppo import PPOConfig
+from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.algorithms.spec import Loop
+from rl_training.data.batch import RolloutBatch
+from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.envs.seeds import SeedVectorEnv
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.results import TrainResult
+from rl_training.runtime.session import Session
+
+
+def make_replay(
+    config: ReplayConfig, envs: SeedVectorEnv, seeds: tuple[int, ...], device: torch.device
+) -> ReplayBuffer:
+    """Build the replay buffer that the settings ask for."""
+    spec = envs.spec
+    discrete = spec.action_kind == "discrete"
+    kind: Callable[..., ReplayBuffer] = ReplayBuffer
+    extra: dict[str, float] = {}
+    if config.prioritized:
+        kind = PrioritizedReplayBuffer
+        extra = {
+            "priority_exponent": config.priority_exponent,
+            "importance_exponent": config.importance_exponent,
+        }
+    return kind(
+        config.buffer_capacity,
+        spec.obs_shape,
+        () if discrete else spec.action_shape,
+        action_dtype=torch.int64 if discrete else torch.float32,
+        num_envs=envs.num_envs,
+        seeds=seeds,
+        gamma=config.gamma,
+        n_step=config.n_step,
+        device=device,
+        **extra,
+    )
+
+
+def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -> TrainResult:
+    """Step the environments, keep what happened, and learn from draws of it."""
+    config = cast(ReplayConfig, learner.config)
+    replay = make_replay(config, envs, session.seeds, learner.device)
+    collector = Collector(envs, learner.device)
+    session.register(learner, collector=collector, replay=replay)
+    session.begin(collector.start)
+    while session.running():
+        learner.set_progress(session.progress)
+        with torch.inference_mode():
+            if session.step < config.learning_starts:
+                action = learner.random_action(envs.num_envs)
+            else:
+                action = learner.act(collector.observation(), explore=True)
+            seen = collector.step(action)
+        step = seen.step
+        replay.add(
+            seen.obs, seen.action, step.reward, step.final_obs, step.terminated, step.truncated
+        )
+        session.advance(envs.num_envs)
+        for _ in range(updates_due(config, session.step - envs.num_envs, session.step)):
+            batch = replay.sample(config.batch_size, session.progress)
+            result = learner.update(batch, global_step=session.step)
+            if batch.index is not None and result.priority is not None:
+                replay.update_priorities(batch.index, result.priority)
+            session.record(result)
+        session.tick()
+    return session.finish()
+
+
+def updates_due(config: ReplayConfig, before: int, now: int) -> int:
+    """Return how many updates belong to the steps from `before` (exclusive) to `now`.
+
+    A round falls on every multiple of `train_frequency`, so nothing is owed from before
+    `learning_starts` and nothing depends on how many environments share the steps.
+    """
+    if now <= config.learning_starts:
+        return 0
+    before = max(before, config.learning_starts)
+    rounds = now // config.train_frequency - before // config.train_frequency
+    return rounds * config.gradient_updates_per_step
+
+
+def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -> TrainResult:
+    """Gather a rollout with the current policy, learn from it, throw it away."""
+    num_steps = cast(PPOConfig, learner.config).num_steps
+    collector = Collector(envs, learner.device)
+    session.register(learner, collector=collector)
+    session.begin(collector.start)
+    while session.running():
+        learner.set_progress(session.progress)
+        rollout = gather_rollout(collector, learner, num_steps)
+        session.advance(num_steps * envs.num_envs)
+        session.record(learner.update(rollout, global_step=session.step))
+        session.tick()
+    return session.finish()
+
+
+def gather_rollout(collector: Collector, learner: AnyLearner, num_steps: int) -> RolloutBatch:
+    """Take `num_steps` steps in every environment; tensors are `[S, T, n, ...]`."""
+    with torch.inference_mode():
+        steps = [
+            collector.step(learner.act(collector.observation(), explore=True))
+            for _ in range(num_steps)
+        ]
+
+    def stack(arrays: list[np.ndarray]) -> torch.Tensor:
+        return torch.from_numpy(np.stack(arrays, 1)).to(learner.device)
+
+    return RolloutBatch(
+        obs=stack([s.obs for s in steps]),
+        action=stack([s.action for s in steps]),
+        reward=stack([s.step.reward for s in steps]),
+        next_obs=stack([s.step.final_obs for s in steps]),
+        terminated=stack([s.step.terminated for s in steps]),
+        truncated=stack([s.step.truncated for s in steps]),
+    )
+
+
+LOOPS: dict[Loop, Callable[[Session, AnyLearner, SeedVectorEnv], TrainResult]] = {
+    Loop.OFF_POLICY: run_off_policy,
+    Loop.ON_POLICY: run_on_policy,
+}

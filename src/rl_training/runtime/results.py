@@ -1,0 +1,59 @@
+"""What training and evaluation return."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rl_training.errors import RLTrainingError
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Where a run is, and its final figures (of the last step, not of the best)."""
+
+    run_dir: Path
+    checkpoint_path: Path
+    metrics: Mapping[str, float]
+    stop_reason: str | None = None
+    """Why the run ended before `total_timesteps`, if it did."""
+    per_seed: tuple[TrainResult, ...] = field(default=())
+    """One result per seed when several were trained side by side."""
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Returns of evaluation episodes."""
+
+    returns: tuple[float, ...]
+    step: int
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Summary under the names that `TrainResult.metrics` uses."""
+        return summarize_returns(self.returns)
+
+
+class TrainingInterrupted(RLTrainingError):
+    """A signal stopped the run; it is saved and can be resumed."""
+
+    def __init__(self, signal_name: str, run_dir: Path, checkpoint: Path, step: int) -> None:
+        super().__init__(
+            f"{signal_name} received: saved step {step} to {checkpoint}; continue with "
+            f"`rl-training resume --checkpoint {run_dir}`"
+        )
+        self.run_dir, self.checkpoint = run_dir, checkpoint
+
+
+def summarize_returns(returns: Sequence[float]) -> dict[str, float]:
+    """Return mean, standard deviation, median, extremes and number of episode returns."""
+    return {
+        "eval_return_mean": statistics.fmean(returns),
+        "eval_return_std": statistics.pstdev(returns),
+        "eval_return_median": statistics.median(returns),
+        "eval_return_min": min(returns),
+        "eval_return_max": max(returns),
+        "eval_episodes": float(len(returns)),
+    }

@@ -1,0 +1,148 @@
+"""Turns the registered parts of a run into checkpoints, one per seed, and back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_training.envs.spec import EnvSpec
+from rl_training.errors import NonFiniteError
+from rl_training.experiment.checkpointing import (
+    LoadedCheckpoint,
+    list_checkpoints,
+    prune_checkpoints,
+    restore_seed_segments,
+    save_checkpoint,
+)
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.state_tree import slice_seed, stack_seeds
+from rl_training.state import require_same_keys
+
+BEST_FILE = "best.json"
+
+
+class Saver:
+    """Writes and reads the checkpoints of a run."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        env_spec: EnvSpec,
+        folders: Sequence[Path],
+        resume_level: str = "exact",
+    ) -> None:
+        self.config, self.env_spec, self.folders = config, env_spec, list(folders)
+        self.resume_level = resume_level
+        self.newest: list[Path] = []
+        self._newest_step = -1
+
+    def is_saved(self, step: int) -> bool:
+        """Tell whether the newest checkpoint is of this step."""
+        return step == self._newest_step
+
+    def save(
+        self,
+        step: int,
+        parts: Mapping[str, Any],
+        *,
+        log_offsets: Sequence[int],
+        best_steps: Sequence[int],
+    ) -> list[Path]:
+        """Write one checkpoint per seed, then drop those no longer kept.
+
+        Raises:
+            NonFiniteError: When the learner holds NaN or infinity; nothing is written then.
+            CheckpointError: When the disk refuses; older checkpoints stay.
+        """
+        states = {name: part.state_dict() for name, part in parts.items()}
+        _require_finite(states["learner"], "learner", step)
+        segmented = {name: part for name, part in parts.items() if _has_segments(part)}
+        paths = [
+            save_checkpoint(
+                folder,
+                step,
+                header=self._header(index, log_offsets[index], best_steps[index]),
+                states={name: slice_seed(state, index) for name, state in states.items()},
+                segmented=segmented,
+                seed_index=index,
+                previous=self.newest[index] if self.newest else None,
+            )
+            for index, folder in enumerate(self.folders)
+        ]
+        self.newest, self._newest_step = paths, step
+        for folder, best in zip(self.folders, best_steps, strict=True):
+            _write_best(folder, best)
+            prune_checkpoints(folder, self.config.keep_checkpoints, protect={best})
+        return paths
+
+    def _header(self, index: int, log_offset: int, best_step: int) -> dict[str, Any]:
+        seed = self.config.all_seeds[index]
+        return {
+            "config": self.config.for_seed(seed).resolved(),
+            "group_seeds": list(self.config.all_seeds),
+            "env_spec": self.env_spec.model_dump(mode="json"),
+            "seed": seed,
+            "log_offset": log_offset,
+            "best_step": best_step,
+            "resume_level": self.resume_level,
+            "threads": torch.get_num_threads(),
+        }
+
+    def restore(self, loaded: Sequence[LoadedCheckpoint], parts: Mapping[str, Any]) -> list[str]:
+        """Put saved states back into the parts; returns messages for the user."""
+        messages: list[str] = []
+        for checkpoint in loaded:
+            require_same_keys(parts, checkpoint.states, str(checkpoint.path))
+        for name, part in parts.items():
+            state = stack_seeds([checkpoint.states[name] for checkpoint in loaded])
+            messages += part.load_state_dict(state) or []
+            if _has_segments(part):
+                restore_seed_segments(loaded, name, part)
+        self.newest = [checkpoint.path for checkpoint in loaded]
+        self._newest_step = loaded[0].step
+        for checkpoint, folder in zip(loaded, self.folders, strict=True):
+            messages += set_newer_aside(folder, checkpoint.step)
+        return messages
+
+
+def set_newer_aside(folder: Path, step: int) -> list[str]:
+    """Move checkpoints after `step` out of the way: the run goes on and will write others."""
+    newer = [entry for entry in list_checkpoints(folder) if entry.step > step]
+    if not newer:
+        return []
+    aside = folder / f"superseded-{datetime.now(timezone.utc).strftime('%Y%m%d-%H%M%S-%f')}"
+    aside.mkdir()
+    for entry in newer:
+        os.rename(entry.path, aside / entry.path.name)
+    steps = ", ".join(str(entry.step) for entry in newer)
+    return [f"continuing from step {step}; later checkpoints ({steps}) were moved to {aside}"]
+
+
+def _has_segments(part: object) -> bool:
+    return hasattr(part, "segment_range")
+
+
+def _require_finite(tree: Any, path: str, step: int) -> None:
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            _require_finite(value, f"{path}.{name}", step)
+    elif isinstance(tree, torch.Tensor) and tree.is_floating_point() and not tree.isfinite().all():
+        raise NonFiniteError(
+            f"{path} holds NaN or infinity at step {step}, so no checkpoint was written; the "
+            "last one is good. Lower learning_rate or scale the rewards and resume from it"
+        )
+
+
+def _write_best(folder: Path, step: int) -> None:
+    """Say which checkpoint is the best, for people and for `--best`."""
+    if step < 0:
+        return
+    temporary = folder / f".{BEST_FILE}.tmp"
+    temporary.write_text(json.dumps({"step": step, "path": f"checkpoints/step_{step}"}))
+    os.replace(temporary, folder / BEST_FILE)

@@ -1,0 +1,307 @@
+"""The run: step counter, logs, evaluation, checkpoints and reasons to stop.
+
+A loop registers its parts, calls `begin`, and then, once per pass, `advance` and `tick`; everything
+periodic happens in `tick`, in one fixed order: log, evaluate, save.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import AnyLearner, UpdateResult
+from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.envs.spec import EnvSpec
+from rl_training.errors import NonFiniteError
+from rl_training.experiment.checkpointing import LoadedCheckpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.logging import MetricLogger
+from rl_training.experiment.runs import seed_folders
+from rl_training.runtime.callbacks import Callback, TrainerState
+from rl_training.runtime.early_stopping import StopRule
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.recorder import MetricRecorder
+from rl_training.runtime.results import TrainingInterrupted, TrainResult, summarize_returns
+from rl_training.runtime.saving import Saver
+from rl_training.runtime.signals import SignalFlag
+from rl_training.state import Counter, Stateful
+
+
+class Part(Protocol):
+    """Anything a checkpoint can hold."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any:
+        """Restore the state; may return messages for the user."""
+        ...
+
+
+class Clock(Stateful):
+    """Steps done, steps planned, and the best evaluation of each seed."""
+
+    def __init__(self, planned: int, num_seeds: int) -> None:
+        self.step = Counter()
+        self.planned = Counter(planned)
+        self.evaluated_at = Counter(-1)
+        self.best_return = torch.full((num_seeds,), -torch.inf, dtype=torch.float64)
+        self.best_step = torch.full((num_seeds,), -1, dtype=torch.int64)
+        self.last_return = torch.full((num_seeds,), torch.nan, dtype=torch.float64)
+
+
+class Session:
+    """One run in progress."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        spec: AlgorithmSpec,
+        env_spec: EnvSpec,
+        run_dir: Path,
+        *,
+        callbacks: Sequence[Callback] = (),
+        signals: SignalFlag | None = None,
+        resume_level: str = "exact",
+        restore_from: Sequence[LoadedCheckpoint] = (),
+        stop_at: int | None = None,
+    ) -> None:
+        self.config, self.spec, self.run_dir = config, spec, run_dir
+        self.seeds = config.all_seeds
+        self.total = config.total_timesteps
+        self.clock = Clock(self.total, len(self.seeds))
+        self.stop_rule = StopRule(config.algo_config.early_stopping)
+        self.parts: dict[str, Part] = {"clock": self.clock, "stop_rule": self.stop_rule}
+        self.callbacks = tuple(callbacks)
+        self.state = TrainerState(
+            config.algo, config.env_id, self.seeds, run_dir, total_timesteps=self.total
+        )
+        self._signals = signals or SignalFlag()
+        self._restore_from = restore_from
+        self._stop_at = stop_at
+        self._previous = 0
+        self._folders = list(seed_folders(run_dir, config).values())
+        self._saver = Saver(config, env_spec, self._folders, resume_level)
+        self._evaluator = Evaluator(config.env_id, config.env_kwargs, self.seeds)
+        self._loggers: list[MetricLogger] = []
+        self._last_returns: list[list[float]] | None = None
+        self._started = self._last_save = time.monotonic()
+
+    # Before the first step
+
+    def register(self, learner: AnyLearner, **parts: Part) -> None:
+        """Name the parts of the run that a checkpoint must hold."""
+        self.learner = learner
+        self.recorder = MetricRecorder(list(self.spec.metrics), len(self.seeds), learner.device)
+        self.parts |= {"learner": learner, "recorder": self.recorder, **parts}
+
+    def begin(self, start: Any) -> None:
+        """Take the run up from its checkpoint, or call `start` to begin a new one."""
+        messages: list[str] = []
+        if self._restore_from:
+            messages = self._saver.restore(self._restore_from, self.parts)
+        else:
+            start()
+        step = self.clock.step.value
+        self._previous = self.state.step = self.state.start_step = step
+        offsets = [loaded.header["log_offset"] for loaded in self._restore_from]
+        self._loggers = [
+            MetricLogger(
+                folder,
+                tensorboard=self.config.tensorboard,
+                resume_offset=offsets[index] if offsets else None,
+                step=step,
+            )
+            for index, folder in enumerate(self._folders)
+        ]
+        for callback in self.callbacks:
+            callback.on_start(self.state)
+        for message in messages:
+            self.say(message)
+
+    # During the run
+
+    @property
+    def step(self) -> int:
+        """Environment (or gradient) steps done, per seed."""
+        return self.clock.step.value
+
+    @property
+    def progress(self) -> float:
+        """Share of the planned run that is done; an extended run stays at 1."""
+        return min(1.0, self.clock.step.value / self.clock.planned.value)
+
+    def running(self) -> bool:
+        """Tell whether the loop should take another step."""
+        return self.step < self.total and self.state.stop_reason is None
+
+    def advance(self, steps: int) -> None:
+        """Count steps."""
+        self._previous = self.clock.step.value
+        self.clock.step.value += steps
+
+    def crossed(self, interval: int) -> bool:
+        """Tell whether the last advance reached or passed a multiple of `interval`."""
+        return interval > 0 and self.step // interval > self._previous // interval
+
+    def record(self, result: UpdateResult) -> None:
+        """Take in the metrics of an update."""
+        self.recorder.record(result)
+
+    def tick(self) -> None:
+        """Do the periodic work that is due at this step."""
+        self.state.step = self.step
+        if self.crossed(self.config.log_interval):
+            self.log()
+        new_best = False
+        if self.crossed(self.config.algo_config.eval_interval):
+            new_best = self.evaluate()
+        for callback in self.callbacks:
+            callback.on_step(self.state)
+        interrupted = self._signals.received is not None
+        if (
+            interrupted
+            or new_best
+            or self.crossed(self.config.checkpoint_interval)
+            or self._overdue()
+        ):
+            self.save()
+        if interrupted:
+            self.close()
+            raise TrainingInterrupted(
+                str(self._signals.received), self.run_dir, self._saver.newest[0], self.step
+            )
+        if self._stop_at is not None and self.step >= self._stop_at:
+            self.state.request_stop("stop_at")
+
+    def _overdue(self) -> bool:
+        minutes = self.config.checkpoint_minutes
+        return minutes is not None and time.monotonic() - self._last_save > 60 * minutes
+
+    def log(self) -> None:
+        """Write the averages since the last line; stops the run when one is not finite."""
+        rows = self.recorder.flush()
+        self._check_finite(rows)
+        collector = self.parts.get("collector")
+        elapsed = time.monotonic() - self._started
+        speed = (self.step - self.state.start_step) / max(elapsed, 1e-9)
+        for index, (row, logger) in enumerate(zip(rows, self._loggers, strict=True)):
+            row |= self.learner.schedule_values()
+            if collector is not None:
+                row |= collector.summary(index)  # type: ignore[attr-defined]
+            row |= {
+                "gradient_steps": float(self.recorder.total_gradient_steps.value),
+                "time/steps_per_second": speed,
+                "time/elapsed_seconds": elapsed,
+            }
+            logger.log("train", self.step, row)
+        self._publish(rows)
+        for callback in self.callbacks:
+            callback.on_log(self.state, self.state.metrics)
+
+    def _publish(self, rows: Sequence[Mapping[str, float]]) -> None:
+        names = dict.fromkeys(name for row in rows for name in row)
+        for name in names:
+            values = [row[name] for row in rows if name in row]
+            self.state.metrics[name] = float(np.mean(values))
+
+    def _check_finite(self, rows: Sequence[Mapping[str, float]]) -> None:
+        for seed, row in zip(self.seeds, rows, strict=True):
+            bad = [name for name, value in row.items() if not np.isfinite(value)]
+            if bad:
+                raise NonFiniteError(
+                    f"{', '.join(bad)} of seed {seed} became non-finite by step {self.step}; "
+                    "nothing was saved after the last checkpoint. Lower learning_rate or scale the "
+                    f"rewards, then `rl-training resume --checkpoint {self.run_dir}`"
+                )
+
+    def evaluate(self) -> bool:
+        """Evaluate every seed; returns whether one of them has a new best."""
+        if self.config.eval_episodes == 0:
+            return False
+        returns = self._evaluator.evaluate(self.learner, self.config.eval_episodes, self.step)
+        self._last_returns = returns
+        self.clock.evaluated_at.value = self.step
+        rows = [summarize_returns(episodes) for episodes in returns]
+        for row, logger in zip(rows, self._loggers, strict=True):
+            logger.log("eval", self.step, row)
+        means = torch.tensor([row["eval_return_mean"] for row in rows], dtype=torch.float64)
+        self.clock.last_return.copy_(means)
+        better = means > self.clock.best_return
+        self.clock.best_step[better] = self.step
+        self.clock.best_return.copy_(torch.maximum(means, self.clock.best_return))
+        self._publish(rows)
+        for callback in self.callbacks:
+            callback.on_evaluation(self.state, returns)
+        reason = self.stop_rule.judge(self.step, returns)
+        if reason is not None:
+            self.state.request_stop(reason)
+        return bool(better.any())
+
+    def save(self) -> None:
+        """Write a checkpoint per seed and remove those no longer kept."""
+        for logger in self._loggers:
+            logger.sync()
+        paths = self._saver.save(
+            self.step,
+            self.parts,
+            log_offsets=[logger.offset for logger in self._loggers],
+            best_steps=self.clock.best_step.tolist(),
+        )
+        self._last_save = time.monotonic()
+        for callback in self.callbacks:
+            callback.on_checkpoint(self.state, paths)
+
+    def say(self, text: str) -> None:
+        """Tell the user something."""
+        for callback in self.callbacks:
+            callback.on_message(self.state, text)
+
+    # After the last step
+
+    def finish(self) -> TrainResult:
+        """Evaluate and save the final state, and return where everything is."""
+        unevaluated = self.clock.evaluated_at.value != self.step
+        cut = self.state.stop_reason == "stop_at"
+        if unevaluated and not cut:
+            self.evaluate()
+        # An evaluation after the last checkpoint changes the state, so it is saved again.
+        if (unevaluated and not cut) or not self._saver.is_saved(self.step):
+            self.save()
+        self.close()
+        per_seed = tuple(
+            TrainResult(folder, path, self._final_metrics(index), self.state.stop_reason)
+            for index, (folder, path) in enumerate(
+                zip(self._folders, self._saver.newest, strict=True)
+            )
+        )
+        if len(per_seed) == 1:
+            return per_seed[0]
+        names = per_seed[0].metrics
+        means = {name: float(np.mean([r.metrics[name] for r in per_seed])) for name in names}
+        return TrainResult(
+            self.run_dir, self._saver.newest[0], means, self.state.stop_reason, per_seed
+        )
+
+    def _final_metrics(self, index: int) -> dict[str, float]:
+        metrics = {"global_step": float(self.step)}
+        if self._last_returns is not None:
+            metrics |= summarize_returns(self._last_returns[index])
+        elif self.config.eval_episodes:
+            metrics["eval_return_mean"] = float(self.clock.last_return[index])
+        metrics["gradient_steps"] = float(self.recorder.total_gradient_steps.value)
+        return metrics
+
+    def close(self) -> None:
+        """Close logs and evaluation environments."""
+        for logger in self._loggers:
+            logger.close()
+        self._evaluator.close()
+        for callback in self.callbacks:
+            callback.on_end(self.state)

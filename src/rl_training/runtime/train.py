@@ -1,0 +1,156 @@
+"""Training from a configuration, and taking a run up again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from rl_training.envs.probe import probe_env
+from rl_training.envs.seeds import SeedVectorEnv
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpointing import LoadedCheckpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import create_run_folder, run_lock
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.loops import LOOPS
+from rl_training.runtime.results import TrainResult
+from rl_training.runtime.session import Session
+from rl_training.runtime.signals import watch_signals
+
+
+class TrainFunction(Protocol):
+    """Signature of every `train_<algo>`."""
+
+    def __call__(
+        self,
+        config: TrainConfig,
+        *,
+        run_suffix: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> TrainResult:
+        """Train and return where the run is."""
+        ...
+
+
+def train(
+    config: TrainConfig,
+    *,
+    run_suffix: str | None = None,
+    callbacks: Sequence[Callback] = (),
+    stop_at: int | None = None,
+) -> TrainResult:
+    """Train from scratch.
+
+    Args:
+        config: The run.
+        run_suffix: Appended to the name of the run's folder.
+        callbacks: Observers of the run.
+        stop_at: Save and stop at this step without evaluating, as if the run had been killed there.
+
+    Raises:
+        RLTrainingError: For everything that is the user's to mend; nothing is left behind then.
+        TrainingInterrupted: When a signal stopped the run; it is saved and can be resumed.
+    """
+    return _run(config, lambda: create_run_folder(config, run_suffix), callbacks, (), stop_at)
+
+
+def continue_run(
+    config: TrainConfig,
+    run_dir: Path,
+    loaded: Sequence[LoadedCheckpoint],
+    callbacks: Sequence[Callback] = (),
+) -> TrainResult:
+    """Take a run up from its checkpoints, one per seed."""
+    return _run(config, lambda: run_dir, callbacks, loaded, None)
+
+
+def _run(
+    config: TrainConfig,
+    open_folder: Callable[[], Path],
+    callbacks: Sequence[Callback],
+    loaded: Sequence[LoadedCheckpoint],
+    stop_at: int | None,
+) -> TrainResult:
+    spec = get_algorithm_spec(config.algo)
+    device = choose_device(config.device)
+    torch.set_num_threads(loaded[0].header["threads"] if loaded else choose_threads(config.threads))
+    with ExitStack() as stack:
+        # The task is tried before a folder is made, so that a mistake leaves nothing behind.
+        spec.check_env(probe_env(config.env_id, config.env_kwargs))
+        envs = SeedVectorEnv.make(
+            config.env_id,
+            config.env_kwargs,
+            config.num_envs,
+            config.all_seeds,
+            config.vector_mode,
+        )
+        stack.callback(envs.close)
+        learner = spec.build(envs.spec, config.algo_config, config.all_seeds, device)
+        run_dir = open_folder()
+        stack.enter_context(run_lock(run_dir))
+        session = Session(
+            config,
+            spec,
+            envs.spec,
+            run_dir,
+            callbacks=callbacks,
+            signals=stack.enter_context(watch_signals()),
+            resume_level=envs.resume_level,
+            restore_from=loaded,
+            stop_at=stop_at,
+        )
+        return LOOPS[spec.loop](session, learner, envs)
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device meant by a name.
+
+    Raises:
+        ConfigError: For a name that is none, or a device that is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:<n>, got {name!r}") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {name!r} is not there: PyTorch sees {torch.cuda.device_count()} CUDA devices; "
+            "use auto or cpu"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:<n>, got {name!r}")
+    return device
+
+
+def choose_threads(asked: int) -> int:
+    """Return the number of CPU threads: what was asked for, or one.
+
+    Small networks gain little from a second thread, and beside another busy process lose
+    several-fold.
+    """
+    return asked or 1
+
+
+def trainer_for(algo: str) -> TrainFunction:
+    """Return `train` bound to one algorithm."""
+
+    def train_one(
+        config: TrainConfig,
+        *,
+        run_suffix: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> TrainResult:
+        if config.algo != algo:
+            raise ConfigError(f"train_{algo} was given a configuration of algo {config.algo!r}")
+        return train(config, run_suffix=run_suffix, callbacks=callbacks)
+
+    train_one.__name__ = train_one.__qualname__ = f"train_{algo}"
+    train_one.__doc__ = f"Train {algo} from a configuration; see `rl_training.runtime.train.train`."
+    return train_one

@@ -1,0 +1,240 @@
+"""What one does with a checkpoint: evaluate it, predict with it, take the run up again.
+
+A checkpoint is enough: neither the original YAML nor, for prediction, the environment is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from rl_training.algorithms.base import AnyLearner
+from rl_training.envs.spec import EnvSpec
+from rl_training.errors import CheckpointError, DataError
+from rl_training.experiment.checkpointing import (
+    LoadedCheckpoint,
+    list_checkpoints,
+    load_checkpoint,
+    load_single_file,
+    open_checkpoint,
+    read_manifest,
+    resolve_checkpoint,
+)
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.results import EvalResult, TrainResult
+from rl_training.runtime.train import choose_device, continue_run
+from rl_training.validation import parse
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class LoadedAgent:
+    """A learner ready to act, and what it was trained as."""
+
+    learner: AnyLearner
+    config: TrainConfig
+    env_spec: EnvSpec
+    step: int
+
+    def predict(self, obs: ArrayLike, *, deterministic: bool = True) -> NDArray[Any]:
+        """Choose an action for an observation, or for each of a batch, in the task's units.
+
+        Raises:
+            DataError: When the observation has another shape than the task's.
+        """
+        shape = tuple(self.env_spec.obs_shape)
+        array = np.asarray(obs, dtype=np.float32 if len(shape) == 1 else self.env_spec.obs_dtype)
+        single = array.shape == shape
+        batch = array[None] if single else array
+        if batch.ndim != len(shape) + 1 or batch.shape[1:] != shape:
+            raise DataError(
+                f"the observation has shape {array.shape}; {self.env_spec.env_id} needs {shape}, "
+                f"or {('batch', *shape)} for several at once"
+            )
+        if not np.isfinite(batch).all():
+            raise DataError("the observation holds NaN or infinity")
+        with torch.inference_mode():
+            obs_tensor = torch.from_numpy(np.ascontiguousarray(batch)).to(self.learner.device)
+            action = self.learner.act(obs_tensor.unsqueeze(0), explore=not deterministic)
+        actions: NDArray[Any] = self.env_spec.scale_action(action[0].cpu().numpy())
+        return actions[0] if single else actions
+
+
+def load_agent(
+    path: str | Path, *, device: str = "auto", best: bool = False, warn: Warn | None = None
+) -> LoadedAgent:
+    """Load a learner from a checkpoint folder, a run folder (its newest good one) or a saved file.
+
+    Args:
+        path: Where it is.
+        device: Where it shall act.
+        best: Take the checkpoint with the best evaluation of the run instead of the newest.
+        warn: Called with a sentence about each damaged checkpoint passed over.
+
+    Raises:
+        CheckpointError: When there is none, or none that is whole.
+    """
+    path = Path(path)
+    if path.is_file():
+        single = load_single_file(path)
+        return _agent_from(single.header, single.states["learner"], device)
+    step = _best_step(path, warn) if best else None
+    loaded = open_checkpoint(_one_seed(path), step=step, components={"learner"}, warn=warn)
+    return _agent_from(loaded.header | {"step": loaded.step}, loaded.states["learner"], device)
+
+
+def _agent_from(header: dict[str, Any], state: Any, device: str) -> LoadedAgent:
+    try:
+        config = parse(TrainConfig, header["config"])
+        env_spec = EnvSpec.model_validate(header["env_spec"])
+        step, seed = int(header["step"]), int(header["seed"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint's description cannot be used: {error}") from None
+    spec = get_algorithm_spec(config.algo)
+    learner = spec.build(env_spec, config.algo_config, (seed,), choose_device(device))
+    learner.load_state_dict(state)
+    return LoadedAgent(learner, config, env_spec, step)
+
+
+def evaluate_checkpoint(
+    path: str | Path,
+    num_episodes: int | None = None,
+    *,
+    seed: int | None = None,
+    device: str = "auto",
+    best: bool = False,
+    warn: Warn | None = None,
+) -> EvalResult:
+    """Run whole episodes with a checkpoint's deterministic policy.
+
+    Args:
+        path: Checkpoint folder, run folder or saved file.
+        num_episodes: How many; None takes the run's `eval_episodes`.
+        seed: Seed of the episodes; None takes one that training never used.
+        device: Where the learner acts.
+        best: Take the run's best checkpoint instead of the newest.
+        warn: Called about damaged checkpoints passed over.
+    """
+    agent = load_agent(path, device=device, best=best, warn=warn)
+    return evaluate_agent(agent, num_episodes, seed=seed)
+
+
+def evaluate_agent(
+    agent: LoadedAgent, num_episodes: int | None = None, *, seed: int | None = None
+) -> EvalResult:
+    """Run whole episodes with an agent's deterministic policy."""
+    count = num_episodes if num_episodes is not None else max(agent.config.eval_episodes, 1)
+    if count < 1:
+        raise DataError(f"num_episodes must be >= 1, got {count}")
+    # Training evaluates with (seed, step); another stream keeps these episodes unseen.
+    base = agent.config.seed + 1_000_003 if seed is None else seed
+    evaluator = Evaluator(agent.config.env_id, agent.config.env_kwargs, (base,))
+    try:
+        returns = evaluator.evaluate(agent.learner, count, agent.step)[0]
+    finally:
+        evaluator.close()
+    return EvalResult(tuple(returns), agent.step)
+
+
+def predict_from_checkpoint(
+    path: str | Path, obs: ArrayLike, *, deterministic: bool = True, device: str = "auto"
+) -> NDArray[Any]:
+    """Load a checkpoint and choose an action; keep a `LoadedAgent` to do so more than once."""
+    return load_agent(path, device=device).predict(obs, deterministic=deterministic)
+
+
+def resume_training(
+    path: str | Path,
+    *,
+    total_timesteps: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    warn: Warn | None = None,
+) -> TrainResult:
+    """Take a run up again and train to its end.
+
+    Args:
+        path: A checkpoint folder, a run folder (its newest good checkpoint is used), or the folder
+            of a group of seeds (their newest common one).
+        total_timesteps: New end of the run; schedules keep their plan and stay at their end beyond
+            it.
+        callbacks: Observers.
+        warn: Called about damaged checkpoints passed over.
+
+    Raises:
+        CheckpointError: When there is nothing to resume from.
+    """
+    path = Path(path)
+    if path.is_file():
+        raise CheckpointError(
+            f"{path} is a saved agent for evaluation and prediction; training is resumed from "
+            "a run folder, which also holds the replay and the environments"
+        )
+    group = _group_folders(path)
+    if group:
+        loaded = _load_group(group, warn)
+        seeds: tuple[int, ...] | None = tuple(checkpoint.header["seed"] for checkpoint in loaded)
+        run_dir = path
+    else:
+        loaded = [open_checkpoint(path, warn=warn)]
+        seeds, run_dir = None, loaded[0].path.parent.parent
+    changes: dict[str, Any] = {"seeds": seeds}
+    if total_timesteps is not None:
+        changes["total_timesteps"] = total_timesteps
+    config = parse(TrainConfig, loaded[0].header["config"] | _plain(changes))
+    return continue_run(config, run_dir, loaded, callbacks)
+
+
+def _plain(changes: dict[str, Any]) -> dict[str, Any]:
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in changes.items()}
+
+
+def _group_folders(path: Path) -> list[Path]:
+    if (path / "checkpoints").is_dir() or not path.is_dir():
+        return []
+    found = [p for p in path.glob("seed_*") if p.name.removeprefix("seed_").isdigit()]
+    return sorted(found, key=lambda p: int(p.name.removeprefix("seed_")))
+
+
+def _one_seed(path: Path) -> Path:
+    group = _group_folders(path)
+    if group:
+        raise CheckpointError(
+            f"{path} holds several seeds; give one of them: {', '.join(str(p) for p in group)}"
+        )
+    return path
+
+
+def _load_group(folders: Sequence[Path], warn: Warn | None) -> list[LoadedCheckpoint]:
+    """Load the newest step that every seed of a group has whole, in the group's order of seeds."""
+    steps = [{entry.step for entry in list_checkpoints(folder)} for folder in folders]
+    problems: list[str] = []
+    for step in sorted(set.intersection(*steps), reverse=True):
+        try:
+            loaded = [load_checkpoint(resolve_checkpoint(f, step=step)) for f in folders]
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        for problem in problems if warn else ():
+            warn(f"damaged checkpoint passed over: {problem}")  # type: ignore[misc]
+        order = list(loaded[0].header["group_seeds"])
+        return sorted(loaded, key=lambda checkpoint: order.index(checkpoint.header["seed"]))
+    tried = f" ({'; '.join(problems)})" if problems else ""
+    raise CheckpointError(f"{folders[0].parent} has no step that every seed has whole{tried}")
+
+
+def _best_step(path: Path, warn: Warn | None) -> int:
+    newest = resolve_checkpoint(_one_seed(path), components={"learner"}, warn=warn)
+    step = int(read_manifest(newest).header["best_step"])
+    if step < 0:
+        raise CheckpointError(f"{path} was never evaluated, so it has no best checkpoint")
+    return step

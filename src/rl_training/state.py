@@ -1,0 +1,97 @@
+"""State that is found, not listed.
+
+`Stateful` walks an object's attributes and collects every tensor and everything that has a
+`state_dict`.  What is found is what a checkpoint holds, so nobody can forget a multiplier or a
+counter.
+Convention: tensors with at least one axis carry the seed axis first; 0-d tensors and numbers are
+shared by all seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.errors import CheckpointError
+
+StateDict = dict[str, Any]
+
+
+class Counter:
+    """A whole number that belongs to the checkpoint."""
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+    def state_dict(self) -> StateDict:
+        """Return the count."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the count."""
+        self.value = int(state["value"])
+
+
+class Stateful:
+    """Base of objects whose state is discovered by walking their attributes."""
+
+    def _parts(self) -> Iterator[tuple[str, Any]]:
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) or hasattr(value, "state_dict"):
+                yield name, value
+
+    def state_dict(self) -> StateDict:
+        """Return the state of every part, by attribute name."""
+        return {name: _state_of(value) for name, value in self._parts()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore every part in place; a missing or extra part is an error."""
+        parts = dict(self._parts())
+        owner = type(self).__name__
+        require_same_keys(parts, state, owner)
+        for name, value in parts.items():
+            _load_into(value, state[name], f"{owner}.{name}")
+
+
+def require_same_keys(have: Mapping[str, Any], saved: Mapping[str, Any], owner: str) -> None:
+    """Fail loudly when a saved state lacks a part or has one too many."""
+    missing, extra = sorted(have.keys() - saved.keys()), sorted(saved.keys() - have.keys())
+    if missing or extra:
+        raise CheckpointError(
+            f"the saved state of {owner} does not fit: missing {missing or 'nothing'}, "
+            f"unexpected {extra or 'nothing'}; it was written by another version or algorithm."
+        )
+
+
+def _state_of(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, nn.Module):
+        return {name: tensor.detach() for name, tensor in value.state_dict().items()}
+    return value.state_dict()
+
+
+def _load_into(value: Any, saved: Any, name: str) -> None:
+    if isinstance(value, Tensor):
+        copy_tensor(value, saved, name)
+    elif isinstance(value, nn.Module):
+        have = value.state_dict()
+        require_same_keys(have, saved, name)
+        for key, tensor in have.items():
+            copy_tensor(tensor, saved[key], f"{name}.{key}")
+    else:
+        value.load_state_dict(saved)
+
+
+def copy_tensor(target: Tensor, saved: Tensor, name: str) -> None:
+    """Copy `saved` into `target` in place, so that captured graphs and views stay valid."""
+    if target.shape != saved.shape or target.dtype != saved.dtype:
+        raise CheckpointError(
+            f"{name} is {tuple(saved.shape)} {saved.dtype} in the checkpoint but "
+            f"{tuple(target.shape)} {target.dtype} here; the configuration differs."
+        )
+    with torch.no_grad():
+        target.copy_(saved)

@@ -1,0 +1,210 @@
+"""Strict, documented settings: one base class, and one sentence per mistake.
+
+Defaults, bounds and help text live on the field and nowhere else.  Unknown keys, wrong types and
+values out of range are errors; nothing is coerced silently, except that a list may stand for a
+tuple.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from rl_training.errors import ConfigError
+
+Model = TypeVar("Model", bound="StrictModel")
+
+
+def _list_to_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Discount = Annotated[float, Field(ge=0, le=1)]
+Sizes = Annotated[
+    tuple[PositiveInt, ...], BeforeValidator(_list_to_tuple, json_schema_input_type=list[int])
+]
+Texts = Annotated[
+    tuple[str, ...], BeforeValidator(_list_to_tuple, json_schema_input_type=list[str])
+]
+Integers = Annotated[
+    tuple[NonNegativeInt, ...], BeforeValidator(_list_to_tuple, json_schema_input_type=list[int])
+]
+Fractions = Annotated[
+    tuple[Fraction, ...], BeforeValidator(_list_to_tuple, json_schema_input_type=list[float])
+]
+
+
+class StrictModel(BaseModel):
+    """Frozen settings that refuse unknown keys, wrong types, NaN and values out of range."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        validate_default=False,
+        protected_namespaces=(),
+    )
+
+
+class Settings(StrictModel):
+    """Settings a user writes; a mistake in them is a `ConfigError`, never a traceback."""
+
+    error_prefix: ClassVar[str] = ""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(describe_errors(type(self), error)) from None
+
+
+def parse(model: type[Model], values: Mapping[str, Any], where: str = "") -> Model:
+    """Build `model` from a mapping.
+
+    Args:
+        model: The settings class.
+        values: What the user wrote.
+        where: What to put before the key in a message, such as `file.yaml: algo_kwargs.`.
+
+    Raises:
+        ConfigError: Naming every wrong key, its value and what is allowed.
+    """
+    for key in values:
+        if not isinstance(key, str):
+            raise ConfigError(f"{where}{key!r} is not a key: keys are words.")
+    instance = model.__new__(model)
+    try:
+        # Past `Settings.__init__`, so that the messages can say where the values stand.
+        model.__pydantic_validator__.validate_python(dict(values), self_instance=instance)
+        return instance
+    except ValidationError as error:
+        raise ConfigError(describe_errors(model, error, where)) from None
+
+
+def describe_errors(model: type[BaseModel], error: ValidationError, where: str = "") -> str:
+    """Turn a validation error into one sentence per wrong key."""
+    grouped: dict[str, list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        grouped.setdefault(_path_of(model, detail["loc"]), []).append(detail)
+    return "; ".join(_sentence(model, path, details, where) for path, details in grouped.items())
+
+
+def suggest(word: str, allowed: Iterable[str]) -> str:
+    """Return ` (did you mean x?)` for the nearest match, or a list of what is allowed."""
+    options = sorted(allowed)
+    close = difflib.get_close_matches(word, options, n=1, cutoff=0.6)
+    if close:
+        return f" (did you mean {close[0]}?)"
+    return f" (allowed: {', '.join(options)})" if options else ""
+
+
+def _path_of(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """Keep the parts of a location that are keys of the user, not names of union branches."""
+    parts: list[str] = []
+    current: type[BaseModel] | None = model
+    for part in location:
+        if isinstance(part, int):
+            parts.append(f"[{part}]")
+        elif current is None or part in current.model_fields or not parts:
+            if current is None and parts:
+                break
+            parts.append(f".{part}" if parts else part)
+            current = _nested_model(current, part)
+        elif part[:1].isalpha() and part.isidentifier() and current is not None:
+            parts.append(f".{part}")
+            current = None
+    return "".join(parts)
+
+
+def _nested_model(model: type[BaseModel] | None, name: str) -> type[BaseModel] | None:
+    if model is None or name not in model.model_fields:
+        return None
+    annotation = model.model_fields[name].annotation
+    candidates = get_args(annotation) if get_origin(annotation) is not None else (annotation,)
+    for candidate in candidates:
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _sentence(model: type[BaseModel], path: str, details: list[ErrorDetails], where: str) -> str:
+    first = details[0]
+    if first["type"] == "extra_forbidden":
+        owner, allowed = _owner_of(model, path)
+        key = path.rsplit(".", 1)[-1]
+        return f"{where}{path} is not a field of {owner}{suggest(key, allowed)}"
+    if first["type"] == "missing":
+        return f"{where}{path} is required: give it a value"
+    if first["type"] == "value_error":
+        return f"{where}{path}{': ' if path else ''}{first['ctx']['error']}"
+    rules = dict.fromkeys(_rule(detail) for detail in details)
+    value = first["input"]
+    return f"{where}{path} must be {' or '.join(rules)}, got {value!r}"
+
+
+def _owner_of(model: type[BaseModel], path: str) -> tuple[str, list[str]]:
+    owner = model
+    for part in path.split(".")[:-1]:
+        nested = _nested_model(owner, part.split("[")[0])
+        owner = nested or owner
+    return owner.__name__, list(owner.model_fields)
+
+
+_SYMBOLS = {
+    "greater_than": (">", "gt"),
+    "greater_than_equal": (">=", "ge"),
+    "less_than": ("<", "lt"),
+    "less_than_equal": ("<=", "le"),
+}
+_KINDS = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "finite_number": "a finite number",
+    "none_required": "null",
+}
+
+
+def _rule(detail: ErrorDetails) -> str:
+    kind = detail["type"]
+    context = detail.get("ctx", {})
+    if kind in _SYMBOLS:
+        symbol, key = _SYMBOLS[kind]
+        return f"{symbol} {context[key]:g}"
+    if kind == "literal_error":
+        return f"one of {context['expected']}"
+    return _KINDS.get(kind, detail["msg"].removeprefix("Input should be ").lower())
+
+
+def field_rule(annotation: object) -> str:
+    """Say a field's type in words, for tables in `describe` and the docs."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return field_rule(get_args(annotation)[0])
+    if origin is tuple:
+        return f"list of {field_rule(get_args(annotation)[0])}"
+    if origin is Union or type(annotation).__name__ == "UnionType":
+        return " or ".join(field_rule(part) for part in get_args(annotation))
+    if str(origin) == "typing.Literal":
+        return " / ".join(str(part) for part in get_args(annotation))
+    if annotation is type(None):
+        return "null"
+    return getattr(annotation, "__name__", str(annotation))

@@ -1,0 +1,214 @@
+"""Tiny environments whose every number is known, and environments that break the contract."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+Obs = npt.NDArray[np.float32]
+StepResult = tuple[Any, Any, bool, bool, dict[str, Any]]
+
+
+class CounterEnv(gym.Env[Any, Any]):
+    """Observation (episode, step); every episode has `length` steps; the reward is the step."""
+
+    def __init__(
+        self, length: int = 3, terminated: bool = True, truncated: bool = False, start: int = 0
+    ) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = spaces.Discrete(2, start=start)
+        self.length = length
+        self.flags = (terminated, truncated)
+        self.episode = 0
+        self.steps = 0
+        self.actions_seen: list[int] = []
+
+    def _obs(self) -> Obs:
+        return np.array([self.episode, self.steps], dtype=np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode += 1
+        self.steps = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> StepResult:
+        assert self.steps < self.length, "stepped past the end"
+        self.actions_seen.append(int(action))
+        self.steps += 1
+        ended = self.steps == self.length
+        terminated, truncated = (flag and ended for flag in self.flags)
+        return self._obs(), float(self.steps), terminated, truncated, {"object": object()}
+
+
+class NoiseEnv(gym.Env[Any, Any]):
+    """Deterministic under its own generator, with a state no adapter knows: the replay family."""
+
+    def __init__(self, length: int = 40) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+        self.action_space = spaces.Box(
+            np.array([-2.0, 0.0]), np.array([2.0, 5.0]), dtype=np.float64
+        )
+        self.length = length
+        self.hidden = _Hidden()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.hidden = _Hidden()
+        self.hidden.value = self.np_random.normal(size=3)
+        return self.hidden.value.copy(), {}
+
+    def step(self, action: Any) -> StepResult:
+        hidden = self.hidden
+        hidden.value = 0.9 * hidden.value + self.np_random.normal(size=3) + np.sum(action)
+        hidden.steps += 1
+        reward = float(np.sin(hidden.value[0]))
+        return hidden.value.copy(), reward, hidden.steps >= self.length, False, {}
+
+
+class _Hidden:
+    """An object without a plain form."""
+
+    def __init__(self) -> None:
+        self.value = np.zeros(3)
+        self.steps = 0
+
+
+class OwnStateEnv(NoiseEnv):
+    """The same, with the state protocol."""
+
+    def get_state(self) -> dict[str, Any]:
+        return {"value": self.hidden.value, "steps": self.hidden.steps, "nested": {"a": [1, None]}}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        assert state["nested"] == {"a": [1, None]}
+        self.hidden.value = state["value"]
+        self.hidden.steps = state["steps"]
+
+
+class BadOwnStateEnv(NoiseEnv):
+    """Its state is not plain data."""
+
+    def get_state(self) -> dict[str, Any]:
+        return {"hidden": self.hidden}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+_CALLS = itertools.count()
+
+
+class UnseededEnv(NoiseEnv):
+    """Depends on something that no seed governs."""
+
+    def step(self, action: Any) -> StepResult:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs + next(_CALLS), reward, terminated, truncated, info
+
+
+class ReusedBufferEnv(CounterEnv):
+    """Hands out the same array every time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shared = np.zeros(2, dtype=np.float32)
+
+    def _obs(self) -> Obs:
+        self._shared[:] = (self.episode, self.steps)
+        return self._shared
+
+
+class ImageEnv(CounterEnv):
+    """8 x 8 images filled with 10 * step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, (8, 8, 1), np.uint8)
+
+    def _obs(self) -> Any:
+        return np.full((8, 8, 1), 10 * self.steps, dtype=np.uint8)
+
+
+class DictEnv(CounterEnv):
+    """A Dict of two Boxes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        box = spaces.Box(-1, 99, (2,), np.float32)
+        self.observation_space = spaces.Dict({"a": box, "b": box})
+
+    def _obs(self) -> Any:
+        return {"a": super()._obs(), "b": super()._obs() + 1}
+
+
+class SpacesEnv(CounterEnv):
+    """Any spaces at all."""
+
+    def __init__(
+        self, observation: spaces.Space[Any] | None = None, action: spaces.Space[Any] | None = None
+    ) -> None:
+        super().__init__()
+        self.observation_space = observation or self.observation_space
+        self.action_space = action or self.action_space
+
+
+class BrokenEnv(CounterEnv):
+    """Breaks the contract in the way that `fault` names, from the step `at` on."""
+
+    def __init__(self, fault: str, at: int = 0) -> None:
+        super().__init__(length=1000)
+        self.fault = fault
+        self.at = at
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        result: Any = super().reset(seed=seed, options=options)
+        if self.fault == "reset_gives_obs_only":
+            return result[0]  # type: ignore[no-any-return]  # the fault
+        if self.fault == "reset_raises":
+            raise RuntimeError("no reset today")
+        return result  # type: ignore[no-any-return]
+
+    def step(self, action: Any) -> StepResult:
+        result = super().step(action)
+        if self.steps < self.at:
+            return result
+        obs, reward, terminated, truncated, info = result
+        broken: dict[str, Any] = {
+            "four_values": (obs, reward, terminated, info),
+            "wrong_dtype": (obs.astype(np.float64), reward, terminated, truncated, info),
+            "wrong_shape": (obs[:1], reward, terminated, truncated, info),
+            "nan_obs": (obs * np.float32(np.nan), reward, terminated, truncated, info),
+            "nan_reward": (obs, float("nan"), terminated, truncated, info),
+            "reward_is_none": (obs, None, terminated, truncated, info),
+            "flag_is_int": (obs, reward, 0, truncated, info),
+        }
+        if self.fault in broken:
+            return broken[self.fault]  # type: ignore[no-any-return]
+        if self.fault == "raises":
+            raise RuntimeError("100% broken")
+        if self.fault == "hangs":
+            time.sleep(600)
+        if self.fault == "dies":
+            os._exit(7)
+        return result
+
+
+def make_counter(length: int = 3) -> gym.Env[Any, Any]:
+    """A function that returns an environment."""
+    return CounterEnv(length)
+
+
+def make_nothing() -> None:
+    """A function that does not."""
+
+
+if "TestCounter-v0" not in gym.registry:
+    gym.register("TestCounter-v0", entry_point=f"{__name__}:CounterEnv", max_episode_steps=2)

@@ -1,0 +1,194 @@
+"""Adam: the library's numbers, seeds that stay apart, clipping per seed, masks and schedules."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import frozen_copy, polyak_update
+from rl_training.algorithms.config import LRSchedule
+from rl_training.algorithms.optim import Adam, clip_per_seed
+from rl_training.algorithms.schedules import learning_rate_factor, linear
+from rl_training.errors import CheckpointError
+from rl_training.rng import Rng
+
+SHAPES = ((5, 7), (1, 3), (4, 16), (1, 1))
+SEEDS = (0, 1, 2)
+
+
+def make_tensors(seeds: tuple[int, ...], stream: str) -> list[Tensor]:
+    rng = Rng(seeds, stream)
+    return [rng.normal(*shape) for shape in SHAPES]
+
+
+def quadratic(parameters: list[Tensor], targets: list[Tensor]) -> Tensor:
+    """Sum of squares per seed, `[S]`."""
+    parts = [(p - t).square().flatten(1).sum(1) for p, t in zip(parameters, targets, strict=True)]
+    return torch.stack(parts).sum(0)
+
+
+def parameters_of(seeds: tuple[int, ...]) -> list[Tensor]:
+    return [nn.Parameter(tensor) for tensor in make_tensors(seeds, "parameters")]
+
+
+def test_adam_equals_the_library_over_many_steps() -> None:
+    ours, targets = parameters_of((0,)), make_tensors((0,), "targets")
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    adam = Adam(ours, 0.01, betas=(0.8, 0.99), eps=1e-5)
+    library = torch.optim.Adam(theirs, lr=0.01, betas=(0.8, 0.99), eps=1e-5)
+    for _ in range(20):
+        adam.minimize(quadratic(ours, targets))
+        library.zero_grad()
+        quadratic(theirs, targets).sum().backward()  # type: ignore[no-untyped-call]
+        library.step()
+        for p, q in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_adam_equals_the_library_when_gradients_do_not_lie_in_memory_as_parameters_do() -> None:
+    start, cost = make_tensors((0,), "parameters")[0], make_tensors((0,), "targets")[0]
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+
+    def loss(parameter: Tensor) -> Tensor:
+        # The gradient of a transposed copy is the transpose of what comes back: not contiguous.
+        turned = parameter.mT.contiguous()
+        return ((turned - cost.mT.contiguous()) ** 2 * cost.mT.contiguous().abs()).sum((1, 2))
+
+    (gradient,) = torch.autograd.grad(loss(ours).sum(), ours)
+    assert not gradient.is_contiguous(), "otherwise this test tests nothing"
+    adam, library = Adam([ours], 0.05), torch.optim.Adam([theirs], lr=0.05)
+    for _ in range(10):
+        adam.minimize(loss(ours))
+        library.zero_grad()
+        loss(theirs).sum().backward()  # type: ignore[no-untyped-call]
+        library.step()
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_first_step_has_the_size_of_the_learning_rate() -> None:
+    parameter = nn.Parameter(torch.tensor([[3.0, -2.0, 0.5]]))
+    Adam([parameter], 0.1).minimize((parameter * torch.tensor([5.0, -1e-3, 0.0])).sum(1))
+    torch.testing.assert_close(parameter.detach(), torch.tensor([[2.9, -1.9, 0.5]]))
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+def test_stacked_seeds_equal_single_ones_to_the_bit(max_grad_norm: float | None) -> None:
+    stacked, targets = parameters_of(SEEDS), make_tensors(SEEDS, "targets")
+    adam = Adam(stacked, 0.01, max_grad_norm=max_grad_norm)
+    singles = [parameters_of((seed,)) for seed in SEEDS]
+    single_targets = [make_tensors((seed,), "targets") for seed in SEEDS]
+    single_adams = [Adam(p, 0.01, max_grad_norm=max_grad_norm) for p in singles]
+    for _ in range(5):
+        adam.minimize(quadratic(stacked, targets))
+        for p, t, single_adam in zip(singles, single_targets, single_adams, strict=True):
+            single_adam.minimize(quadratic(p, t))
+    for index, single in enumerate(singles):
+        for ours, alone in zip(stacked, single, strict=True):
+            assert torch.equal(ours[index], alone[0])
+
+
+def test_clipping_equals_the_library_for_each_seed() -> None:
+    gradients = make_tensors(SEEDS, "gradients")
+    for gradient in gradients:
+        gradient[1] *= 0.001  # this seed is below the limit and must stay as it is
+    expected = []
+    for seed in range(3):
+        parameters = [nn.Parameter(torch.zeros_like(g[seed])) for g in gradients]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient[seed].clone()
+        norm = nn.utils.clip_grad_norm_(parameters, 0.7)
+        expected.append((norm, [p.grad for p in parameters]))
+    norms = clip_per_seed(gradients, 0.7)
+    for seed, (norm, clipped) in enumerate(expected):
+        torch.testing.assert_close(norms[seed], norm)
+        for ours, theirs in zip(gradients, clipped, strict=True):
+            torch.testing.assert_close(ours[seed], theirs)
+
+
+def test_clipping_one_seed_alone_by_hand() -> None:
+    gradients = [torch.tensor([[3.0]]), torch.tensor([[0.0, 4.0]])]
+    assert clip_per_seed(gradients, 1.0).tolist() == [5.0]
+    torch.testing.assert_close(gradients[0], torch.tensor([[0.6]]))
+    torch.testing.assert_close(gradients[1], torch.tensor([[0.0, 0.8]]))
+
+
+def test_a_mask_leaves_inactive_seeds_and_their_moments_untouched() -> None:
+    masked, targets = parameters_of(SEEDS), make_tensors(SEEDS, "targets")
+    free = [nn.Parameter(p.detach().clone()) for p in masked]
+    adam, reference = Adam(masked, 0.01), Adam(free, 0.01)
+    for optimizer, parameters in ((adam, masked), (reference, free)):
+        optimizer.minimize(quadratic(parameters, targets))
+    before = copy.deepcopy((masked, adam.first.tensors, adam.second.tensors))
+    adam.minimize(quadratic(masked, targets), torch.tensor([True, False, True]))
+    reference.minimize(quadratic(free, targets))
+    now = (masked, adam.first.tensors, adam.second.tensors)
+    all_free = (free, reference.first.tensors, reference.second.tensors)
+    for old_group, group, free_group in zip(before, now, all_free, strict=True):
+        for old, new, moved in zip(old_group, group, free_group, strict=True):
+            assert torch.equal(new[1], old[1])
+            assert torch.equal(new[[0, 2]], moved[[0, 2]])
+            assert not torch.equal(moved[1], old[1])
+
+
+def test_state_round_trip_gives_a_bit_equal_next_step() -> None:
+    first, targets = parameters_of(SEEDS), make_tensors(SEEDS, "targets")
+    adam = Adam(first, 0.01)
+    for _ in range(3):
+        adam.minimize(quadratic(first, targets))
+    second = [nn.Parameter(p.detach().clone()) for p in first]
+    restored = Adam(second, 0.01)
+    restored.load_state_dict(copy.deepcopy(adam.state_dict()))
+    adam.minimize(quadratic(first, targets))
+    restored.minimize(quadratic(second, targets))
+    assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
+
+
+def test_state_of_other_shapes_is_refused() -> None:
+    state = Adam(parameters_of((0,)), 0.01).state_dict()
+    with pytest.raises(CheckpointError, match=r"\(1, 5, 7\).*\(2, 5, 7\)"):
+        Adam(parameters_of((0, 1)), 0.01).load_state_dict(state)
+
+
+@pytest.mark.parametrize(("tau", "expected"), [(1.0, 8.0), (0.005, 4.02), (0.0, 4.0)])
+def test_polyak_moves_the_share_tau(tau: float, expected: float) -> None:
+    source = nn.Linear(1, 1)
+    target = frozen_copy(source)
+    for module, value in ((source, 8.0), (target, 4.0)):
+        for parameter in module.parameters():
+            nn.init.constant_(parameter, value)
+    polyak_update(target, source, tau)
+    for parameter in target.parameters():
+        assert parameter.item() == pytest.approx(expected, rel=1e-6)
+    assert all(p.item() == 8.0 for p in source.parameters())
+    assert not any(p.requires_grad for p in target.parameters())
+
+
+def test_polyak_with_tau_one_copies_to_the_bit() -> None:
+    source, target = nn.Linear(7, 5), nn.Linear(7, 5).requires_grad_(False)
+    polyak_update(target, source, 1.0)
+    assert torch.equal(target.weight, source.weight)
+    assert torch.equal(target.bias, source.bias)
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected"), [(-1.0, 1.0), (0.0, 1.0), (0.25, 0.8), (1.0, 0.2), (7.0, 0.2)]
+)
+def test_linear_schedule_stays_at_its_ends(progress: float, expected: float) -> None:
+    assert linear(1.0, 0.2, progress) == pytest.approx(expected)
+
+
+def test_learning_rate_schedules_by_hand() -> None:
+    cosine = LRSchedule(type="cosine", start=1.0, end=0.2)
+    step = LRSchedule(type="step", start=2.0, milestones=(0.5, 0.75), gamma=0.1)
+    at = (0.0, 0.5, 0.75, 1.0)
+    assert [learning_rate_factor(LRSchedule(), p) for p in at] == [1.0] * 4
+    decay = LRSchedule(type="linear")
+    assert [learning_rate_factor(decay, p) for p in at] == pytest.approx([1.0, 0.5, 0.25, 0.0])
+    # 0.2 + 0.8 (1 + cos(3 pi / 4)) / 2
+    assert [learning_rate_factor(cosine, p) for p in at] == pytest.approx(
+        [1.0, 0.6, 0.3171573, 0.2]
+    )
+    assert [learning_rate_factor(step, p) for p in at] == pytest.approx([2.0, 0.2, 0.02, 0.02])
