@@ -175,7 +175,7 @@ def test_epsilon_falls_in_a_straight_line_and_stays(progress: float, epsilon: fl
 
 
 def test_epsilon_without_a_ramp_is_at_its_end() -> None:
-    assert make_learner(exploration_fraction=0.0, epsilon_end=0.05).epsilon() == 0.05
+    assert make_learner(exploration_fraction=0.0, epsilon_end=0.05).epsilon() == pytest.approx(0.05)
 
 
 def counts_of(learner: DQN, draws: int = 9000) -> Tensor:

@@ -201,7 +201,7 @@ def test_step_has_the_promised_dtypes_and_shapes() -> None:
         env.reset()
         step = env.step(random_actions(env.spec, (n,)))
         assert step.obs.shape == (n, *env.spec.obs_shape)
-    assert step.obs.dtype == np.float32  # learners take float32 whatever the task gives
+        assert step.obs.dtype == np.float32  # what learners take, whatever the task gives
         assert step.obs.flags.c_contiguous
         assert step.reward.dtype == np.float32
         assert step.terminated.dtype == step.truncated.dtype == np.bool_
