@@ -55,6 +55,11 @@ class Rng:
             [torch.rand((1, *shape), generator=g, device=self.device) for g in self.generators]
         )
 
+    def exponential(self, *shape: int) -> Tensor:
+        """Draw exponential numbers of rate 1, `[S, *shape]`."""
+        empty = torch.empty((1, *shape), device=self.device)
+        return self._join([empty.clone().exponential_(generator=g) for g in self.generators])
+
     def integers(self, high: int, *shape: int) -> Tensor:
         """Draw integers in [0, high), `[S, *shape]`, int64."""
         return self._join(

@@ -17,6 +17,8 @@ from pydantic_core import ErrorDetails
 from rl_training.errors import ConfigError
 
 Model = TypeVar("Model", bound="StrictModel")
+MOST_LISTED = 60
+"""Names that one message may hold."""
 
 
 def _list_to_tuple(value: object) -> object:
@@ -30,16 +32,18 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Discount = Annotated[float, Field(ge=0, le=1)]
 Sizes = Annotated[
-    tuple[PositiveInt, ...], BeforeValidator(_list_to_tuple, json_schema_input_type=list[int])
+    tuple[PositiveInt, ...],
+    BeforeValidator(_list_to_tuple, json_schema_input_type=list[PositiveInt]),
 ]
 Texts = Annotated[
     tuple[str, ...], BeforeValidator(_list_to_tuple, json_schema_input_type=list[str])
 ]
 Integers = Annotated[
-    tuple[NonNegativeInt, ...], BeforeValidator(_list_to_tuple, json_schema_input_type=list[int])
+    tuple[NonNegativeInt, ...],
+    BeforeValidator(_list_to_tuple, json_schema_input_type=list[NonNegativeInt]),
 ]
 Fractions = Annotated[
-    tuple[Fraction, ...], BeforeValidator(_list_to_tuple, json_schema_input_type=list[float])
+    tuple[Fraction, ...], BeforeValidator(_list_to_tuple, json_schema_input_type=list[Fraction])
 ]
 
 
@@ -101,12 +105,13 @@ def describe_errors(model: type[BaseModel], error: ValidationError, where: str =
 
 
 def suggest(word: str, allowed: Iterable[str]) -> str:
-    """Return ` (did you mean x?)` for the nearest match, or a list of what is allowed."""
-    options = sorted(allowed)
-    close = difflib.get_close_matches(word, options, n=1, cutoff=0.6)
+    """Return ` (did you mean x?)` for the nearest match, or what is allowed if that is short."""
+    options = {option.lower(): option for option in sorted(allowed)}
+    close = difflib.get_close_matches(word.lower(), options, n=1, cutoff=0.6)
     if close:
-        return f" (did you mean {close[0]}?)"
-    return f" (allowed: {', '.join(options)})" if options else ""
+        return f" (did you mean {options[close[0]]}?)"
+    few = 0 < len(options) <= MOST_LISTED
+    return f" (allowed: {', '.join(options.values())})" if few else ""
 
 
 def _path_of(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
@@ -149,8 +154,8 @@ def _sentence(model: type[BaseModel], path: str, details: list[ErrorDetails], wh
     if first["type"] == "value_error":
         return f"{where}{path}{': ' if path else ''}{first['ctx']['error']}"
     rules = dict.fromkeys(_rule(detail) for detail in details)
-    value = first["input"]
-    return f"{where}{path} must be {' or '.join(rules)}, got {value!r}"
+    value = "null" if first["input"] is None else repr(first["input"])
+    return f"{where}{path} must be {' or '.join(rules)}, got {value}"
 
 
 def _owner_of(model: type[BaseModel], path: str) -> tuple[str, list[str]]:
@@ -190,7 +195,8 @@ def _rule(detail: ErrorDetails) -> str:
         symbol, key = _SYMBOLS[kind]
         return f"{symbol} {context[key]:g}"
     if kind == "literal_error":
-        return f"one of {context['expected']}"
+        expected: str = context["expected"]
+        return f"one of {expected}" if " or " in expected else expected
     return _KINDS.get(kind, detail["msg"].removeprefix("Input should be ").lower())
 
 

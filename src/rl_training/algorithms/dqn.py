@@ -46,11 +46,8 @@ class DQN(ValueBased):
         error = q - target
         loss = weighted_mean(huber(error), batch.weight)
         size = error.detach().abs()
-        metrics = {
-            "q_value_mean": q.mean(1),
-            "target_mean": target.mean(1),
-            "td_error_mean": size.mean(1),
-        }
+        means = torch.stack((q.detach(), target, size)).mean(-1)
+        metrics = dict(zip(("q_value_mean", "target_mean", "td_error_mean"), means, strict=True))
         return loss, metrics, size
 
 

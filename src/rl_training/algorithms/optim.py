@@ -93,12 +93,13 @@ class TensorList:
 
 def clip_per_seed(gradients: list[Tensor], max_norm: float) -> Tensor:
     """Scale each seed's gradients in place to at most `max_norm`; returns the norms `[S]`."""
+    if gradients[0].shape[0] == 1:
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm.view(1)
     squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients])  # [tensors, S]
     norm = squares.sum(0).sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    if scale.numel() == 1:
-        torch._foreach_mul_(gradients, scale.view(()))
-    else:
-        for gradient in gradients:
-            gradient.mul_(scale.view(-1, *[1] * (gradient.ndim - 1)))
+    for gradient in gradients:
+        gradient.mul_(scale.view(-1, *[1] * (gradient.ndim - 1)))
     return norm

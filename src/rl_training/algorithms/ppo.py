@@ -76,6 +76,10 @@ class Minibatch:
     advantage: Tensor
     target: Tensor
 
+    def slice(self, start: int, stop: int) -> Minibatch:
+        """Return consecutive rows, as views."""
+        return Minibatch(*(x[:, start:stop] for x in vars(self).values()))
+
     def rows(self, index: Tensor) -> Minibatch:
         """Return the rows `index` `[S, B]`."""
         if index.shape[0] == 1:
@@ -119,10 +123,9 @@ class PPO(Learner[RolloutBatch]):
         active = torch.ones(self.num_seeds, dtype=torch.bool, device=self.device)
         steps = []
         for _ in range(self.config.update_epochs):
-            order = self.rng.permutation(total)
+            shuffled = data.rows(self.rng.permutation(total))
             for start in range(0, total - size + 1, size):
-                minibatch = data.rows(order[:, start : start + size])
-                metrics, active = self.minibatch_step(minibatch, active)
+                metrics, active = self.minibatch_step(shuffled.slice(start, start + size), active)
                 steps.append(metrics)
         if self.config.normalize_obs:
             self.obs_norm.update(batch.obs.flatten(1, 2))
@@ -194,7 +197,7 @@ class PPO(Learner[RolloutBatch]):
         if not explore:
             return self.model.mode(obs)
         if self.model.discrete:
-            noise = self.rng.uniform(obs.shape[1], self.model.action_dim)
+            noise = self.rng.exponential(obs.shape[1], self.model.action_dim)
         else:
             noise = self.rng.normal(obs.shape[1], self.model.action_dim)
         return self.model.sample(obs, noise)

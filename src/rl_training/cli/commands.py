@@ -23,8 +23,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out = Console(soft_wrap=True)
-err = Console(stderr=True)
+out = Console(soft_wrap=True, emoji=False)
+err = Console(stderr=True, emoji=False)
 
 ConfigOption = Annotated[
     str, typer.Option("--config", "-c", help="YAML file or preset, such as sac/pendulum.")
@@ -87,6 +87,8 @@ def train(
         "device": device,
     }
     changes = {name: value for name, value in options.items() if value is not None}
+    if seed is not None:
+        _one_seed_only(changes)
     resolved = load_config(config, set_ or (), changes)
     if dry_run:
         out.print(resolved.to_yaml(), markup=False, highlight=False)
@@ -121,7 +123,7 @@ def evaluate(
     episodes: Annotated[
         int | None, typer.Option("--episodes", "--num-episodes", help="How many episodes.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the episodes.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the episodes.", min=0)] = None,
     best: Annotated[
         bool, typer.Option("--best", help="The run's best checkpoint, not its newest.")
     ] = False,
@@ -268,8 +270,17 @@ def parse_seeds(text: str) -> list[int]:
         raise ConfigError(f"--seeds must look like 1,2,3 or 0..7, got {text!r}") from None
 
 
+def _one_seed_only(changes: dict[str, Any]) -> None:
+    """Let `--seed` win over the `seeds` of a file, and refuse it beside `--seeds`."""
+    from rl_training.errors import ConfigError
+
+    if "seeds" in changes:
+        raise ConfigError("give either --seed or --seeds, not both")
+    changes["seeds"] = None
+
+
 def _warn(text: str) -> None:
-    err.print(f"note: {text}", markup=False, highlight=False)
+    err.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _report(result: TrainResult) -> None:
@@ -278,13 +289,17 @@ def _report(result: TrainResult) -> None:
     from rl_training.cli.plots import write_plots
 
     print_result(out, result.run_dir, result.checkpoint_path, result.metrics)
+    if result.stop_reason is not None:
+        out.print(f"stop_reason={result.stop_reason}", markup=False, highlight=False)
     for member in result.per_seed:
         mean: Any = member.metrics.get("eval_return_mean")
-        out.print(f"seed_run={member.run_dir} eval_return_mean={mean}", highlight=False)
+        line = f"seed_run={member.run_dir} eval_return_mean={mean}"
+        out.print(line, markup=False, highlight=False)
     plots = write_plots(result.run_dir, [member.run_dir for member in result.per_seed])
     out.print(
         f"plots={plots}" if plots else 'plots=none (pip install "rl-training[report]")',
         markup=False,
+        highlight=False,
     )
     if out.is_terminal:
         checkpoint = (result.per_seed or (result,))[0].run_dir
@@ -294,4 +309,4 @@ def _report(result: TrainResult) -> None:
             f"rl-training resume --checkpoint {result.run_dir} --total-timesteps <more>",
             f"tensorboard --logdir {result.run_dir}",
         ):
-            err.print(f"  {line}", highlight=False)
+            err.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -37,7 +38,7 @@ class ProgressDisplay(Callback):
         verb = f"resuming at step {state.start_step:,}" if state.start_step else "training"
         self.console.print(
             f"[bold]{state.algo}[/] on [bold]{state.env_id}[/], seed {seeds}: {verb}, "
-            f"{state.total_timesteps:,} steps; run folder [cyan]{state.run_dir}[/]",
+            f"{state.total_timesteps:,} steps; run folder [cyan]{escape(str(state.run_dir))}[/]",
             highlight=False,
         )
         self._progress = Progress(
@@ -84,7 +85,7 @@ class ProgressDisplay(Callback):
 
     def on_message(self, state: TrainerState, text: str) -> None:  # noqa: ARG002
         """Print a warning."""
-        self.console.print(f"[yellow]note:[/] {text}", highlight=False)
+        self.console.print(f"[yellow]note:[/] {escape(text)}", highlight=False)
 
     def on_end(self, state: TrainerState) -> None:
         """Leave the bar at its last state."""
@@ -105,7 +106,7 @@ class QuietDisplay(Callback):
 
     def on_message(self, state: TrainerState, text: str) -> None:  # noqa: ARG002
         """Print a warning."""
-        self.console.print(f"note: {text}", highlight=False, soft_wrap=True)
+        self.console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 
     def on_evaluation(self, state: TrainerState, returns: Sequence[Sequence[float]]) -> None:  # noqa: ARG002
         """Print one plain line."""
@@ -134,8 +135,9 @@ def print_result(
     console: Console, run_dir: Path, checkpoint: Path, metrics: Mapping[str, float]
 ) -> None:
     """Print `name=value` lines that shell scripts can read."""
-    console.print(f"run_dir={run_dir}", soft_wrap=True, highlight=False)
-    console.print(f"checkpoint_path={checkpoint}", soft_wrap=True, highlight=False)
+    # A path may hold [brackets], which are no markup.
+    for line in (f"run_dir={run_dir}", f"checkpoint_path={checkpoint}"):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     for name, value in metrics.items():
         text = (
             f"{value:.0f}" if float(value).is_integer() and "return" not in name else f"{value:.4f}"

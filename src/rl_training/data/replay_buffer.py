@@ -130,8 +130,7 @@ class ReplayBuffer:
         first = (index + self._offset if self.num_seeds > 1 else index).flatten()
         if self.n_step == 1:
             reward = self._pick("reward", first, index)
-            ended = self._pick("terminated", first, index)
-            discount = torch.where(ended, 0.0, self.gamma)
+            discount = self._pick("terminated", first, index).logical_not().mul(self.gamma)
             last = first
         else:
             reward, discount, last = self._n_step(index)

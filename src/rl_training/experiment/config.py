@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.yaml_loader import Document, load_yaml, parse_scalar
+from rl_training.experiment.yaml_loader import load_yaml, parse_scalar
 from rl_training.resources import preset_path
 from rl_training.validation import (
     Integers,
@@ -27,6 +28,10 @@ from rl_training.validation import (
     suggest,
 )
 
+KeyPath = tuple[str, ...]
+_DEVICE = r"^(auto|cpu|cuda(:[0-9]+)?)$"
+_FOLDER_NAME = r"^[^./\\\x00-\x1f][^/\\\x00-\x1f]*$"
+
 
 class TrainConfig(Settings):
     """One training run."""
@@ -37,15 +42,17 @@ class TrainConfig(Settings):
     """Gymnasium id, or `module:Class` for an environment of your own."""
     seed: NonNegativeInt = 0
     """Seed of everything random in the run."""
-    seeds: Integers | None = None
+    seeds: Integers | None = Field(
+        default=None, json_schema_extra={"minItems": 1, "uniqueItems": True}
+    )
     """Several seeds to train side by side in one process; null trains `seed` alone."""
     total_timesteps: PositiveInt = 100_000
     """Steps per seed: environment steps online, gradient steps offline."""
     output_dir: str = "runs"
     """Folder in which the run's own folder is made."""
-    run_name: str | None = None
+    run_name: str | None = Field(default=None, json_schema_extra={"pattern": _FOLDER_NAME})
     """Name of the run's folder; null makes one from algorithm, environment, seed and time."""
-    device: str = "auto"
+    device: str = Field(default="auto", json_schema_extra={"pattern": _DEVICE})
     """`auto`, `cpu`, `cuda` or `cuda:<n>`."""
     threads: NonNegativeInt = 0
     """CPU threads of PyTorch; 0 chooses, and a resumed run keeps its choice."""
@@ -82,6 +89,22 @@ class TrainConfig(Settings):
     def _seeds_differ(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if value is not None and (not value or len(set(value)) != len(value)):
             raise ValueError(f"must be different numbers, at least one, got {list(value)}")
+        return value
+
+    @field_validator("run_name")
+    @classmethod
+    def _one_folder(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(_FOLDER_NAME, value):
+            raise ValueError(
+                f"must be the name of one folder, without / or first dot, got {value!r}"
+            )
+        return value
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        if not re.fullmatch(_DEVICE, value):
+            raise ValueError(f"must be auto, cpu, cuda or cuda:<n>, got {value!r}")
         return value
 
     @model_validator(mode="after")
@@ -137,43 +160,68 @@ def load_config(
     path = preset_path(source)
     document = load_yaml(path)
     data = document.data
+    origins = {key: f"{path}:{line}: " for key, line in document.lines.items()}
     for text in overrides:
-        apply_override(data, text)
-    data |= dict(changes or {})
-    return config_from_mapping(data, Document(data, document.lines), str(path))
-
-
-def config_from_mapping(data: Mapping[str, Any], document: Document, name: str) -> TrainConfig:
-    """Build a configuration from plain data, with messages that point into its file."""
+        _set_origin(origins, apply_override(data, text), f"--set {text}: ")
+    for name, value in (changes or {}).items():
+        data[name] = value
+        _set_origin(origins, (name,), "")
     try:
-        return parse(TrainConfig, data)
+        config = parse(TrainConfig, data)
+        _check_env_id(config.env_id)
     except ConfigError as error:
-        raise ConfigError(_locate(str(error), document, name)) from None
+        raise ConfigError(_locate(str(error), origins, f"{path}: ")) from None
+    return config
 
 
-def _locate(message: str, document: Document, name: str) -> str:
-    """Put `file:line: ` before a message, by the first key it names."""
-    key = message.split(" ", 1)[0].rstrip(":").split("[")[0]
-    line = document.lines.get(tuple(key.split(".")))
-    return f"{name}:{line}: {message}" if line else f"{name}: {message}"
+def _set_origin(origins: dict[KeyPath, str], key: KeyPath, origin: str) -> None:
+    """Note where a value comes from now, which is no longer where the file has it."""
+    for old in [path for path in origins if path[: len(key)] == key]:
+        del origins[old]
+    origins[key] = origin
 
 
-def apply_override(data: dict[str, Any], text: str) -> None:
-    """Apply one `key=value` to nested plain data."""
+def _locate(message: str, origins: Mapping[KeyPath, str], default: str) -> str:
+    """Put `file:line: ` or `--set ...: ` before a message, by the first key it names."""
+    key = tuple(message.split(" ", 1)[0].rstrip(":").split("[")[0].split("."))
+    for length in range(len(key), 0, -1):
+        if key[:length] in origins:
+            return origins[key[:length]] + message
+    return default + message
+
+
+def _check_env_id(env_id: str) -> None:
+    """Refuse a plain id that nobody registered; other forms are tried when the run starts."""
+    import gymnasium
+
+    if ":" not in env_id and not env_id.startswith("ALE/") and env_id not in gymnasium.registry:
+        raise ConfigError(
+            f"env_id {env_id!r} is not a registered environment"
+            f"{suggest(env_id, gymnasium.registry)}; `rl-training list envs` shows all, and an own "
+            "one is named as module:Class"
+        )
+
+
+def apply_override(data: dict[str, Any], text: str) -> KeyPath:
+    """Apply one `key=value` to nested plain data; returns the path of the key."""
     key, separator, value = text.partition("=")
-    if not separator or not key:
+    path = tuple(key.split("."))
+    if not separator or not all(path):
         raise ConfigError(f"--set {text} is not of the form key=value, such as seed=1")
-    *parents, last = key.split(".")
+    *parents, last = path
     if parents and parents[0] not in TrainConfig.model_fields:
         allowed = suggest(parents[0], TrainConfig.model_fields)
         raise ConfigError(f"--set {text}: {parents[0]} is not a field of TrainConfig{allowed}")
     target = data
     for part in parents:
-        nested = target.setdefault(part, {})
+        if target.get(part) is None:
+            target[part] = {}
+        nested = target[part]
         if not isinstance(nested, dict):
             raise ConfigError(f"--set {text}: {part} is not a mapping, so it has no {last}")
         target = nested
-    target[last] = parse_scalar(value)
+    target[last] = parse_scalar(value, f"--set {text}")
+    return path
 
 
 def config_schema(algo: str) -> dict[str, Any]:
@@ -183,8 +231,12 @@ def config_schema(algo: str) -> dict[str, Any]:
     definitions = schema.setdefault("$defs", {})
     definitions.update(algo_schema.pop("$defs", {}))
     definitions[algo_schema["title"]] = algo_schema
-    schema["properties"]["algo_kwargs"] = {"$ref": f"#/$defs/{algo_schema['title']}"}
-    schema["properties"]["algo"]["const"] = algo
+    properties = schema["properties"]
+    properties["algo_kwargs"] = {
+        "$ref": f"#/$defs/{algo_schema['title']}",
+        "description": properties["algo_kwargs"]["description"],
+    }
+    properties["algo"]["const"] = algo
     schema["title"] = f"rl-training run of {algo}"
     plain: dict[str, Any] = json.loads(json.dumps(schema))
     return plain

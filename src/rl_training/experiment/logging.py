@@ -20,20 +20,19 @@ class MetricLogger:
     """Writer of one seed's metrics."""
 
     def __init__(
-        self, folder: Path, *, tensorboard: bool, resume_offset: int | None, step: int
+        self, folder: Path, *, tensorboard: bool, resume_offset: int, step: int
     ) -> None:
         """Open the files.
 
         Args:
             folder: The seed's folder.
             tensorboard: Write TensorBoard files too, when that is installed.
-            resume_offset: Length of the JSON lines when the checkpoint was written; None starts
-                anew.
+            resume_offset: Length of the JSON lines when the checkpoint was written; 0 starts anew.
             step: Step the run continues from; TensorBoard drops what came after it.
         """
         self.path = folder / METRICS_FILE
         self._file = open(self.path, "ab")  # noqa: SIM115 - held open for the whole run
-        if resume_offset is not None and self._file.tell() > resume_offset:
+        if self._file.tell() > resume_offset:
             self._file.truncate(resume_offset)
             self._file.seek(resume_offset)
         self._board = _open_board(folder / "tensorboard", step) if tensorboard else None

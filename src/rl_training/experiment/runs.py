@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -80,8 +80,7 @@ def _make_folder(parent: Path, name: str, *, unique: bool) -> Path:
 
 def describe_system() -> dict[str, Any]:
     """Return what the run ran on: versions, machine, command and state of the git repository."""
-    installed = {d.name.lower(): d.version for d in metadata.distributions()}
-    versions = {package: installed.get(package) for package in REPORTED_PACKAGES}
+    versions = {package: _version(package) for package in REPORTED_PACKAGES}
     return {
         "rl_training": __version__,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -92,6 +91,13 @@ def describe_system() -> dict[str, Any]:
         "command": sys.argv,
         "git": _git_state(),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _git_state() -> dict[str, Any] | None:
@@ -113,9 +119,20 @@ def _git(*arguments: str) -> str:
 def run_lock(path: Path) -> Iterator[None]:
     """Hold the run's folder, so that two processes never train in it at once.
 
+    A group holds its members too, while members may be resumed beside each other.
+
     Raises:
         RLTrainingError: When another process holds it.
     """
+    members = [folder for folder in sorted(path.glob("seed_*")) if folder.is_dir()]
+    with ExitStack() as stack:
+        for folder in (path, *members):
+            stack.enter_context(_held(folder))
+        yield
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
     lock = FileLock(path / ".lock", timeout=0)
     try:
         lock.acquire()

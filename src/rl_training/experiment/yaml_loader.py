@@ -17,6 +17,13 @@ from rl_training.errors import ConfigError
 
 Path_ = tuple[str, ...]
 _MAX_DEPTH = 20
+_MAX_NODES = 100_000
+_SCALARS = {"str": "text", "int": "an integer", "float": "a number", "bool": "true or false"}
+_TAGS = {
+    yaml.MappingNode: {"map"},
+    yaml.SequenceNode: {"seq"},
+    yaml.ScalarNode: {*_SCALARS, "null"},
+}
 
 
 class _Loader(yaml.SafeLoader):
@@ -69,6 +76,7 @@ def load_yaml(path: Path) -> Document:
 
 def parse_yaml(text: str, name: str) -> Document:
     """Parse YAML text; `name` stands for the file in messages."""
+    builder = _Builder(name)
     try:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -77,53 +85,75 @@ def parse_yaml(text: str, name: str) -> Document:
         raise ConfigError(f"{name}: is nested too deeply") from None
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{name}: must hold keys and values at its top level")
-    lines: dict[Path_, int] = {}
-    data = _build(node, name, (), lines, 0)
-    return Document(data, lines)
+    return Document(builder.build(node), builder.lines)
 
 
-def parse_scalar(text: str) -> Any:
+def parse_scalar(text: str, name: str = "--set") -> Any:
     """Parse the value of `--set key=value`: a number, true/false, null, text, or a `[list]`."""
     try:
         node = yaml.compose(text, Loader=_Loader)
-        return None if node is None else _build(node, "--set", (), {}, 0)
     except yaml.YAMLError:
         return text
+    except RecursionError:
+        raise ConfigError(f"{name}: is nested too deeply") from None
+    return None if node is None else _Builder(name, numbered=False).build(node)
 
 
 def _syntax_message(error: yaml.YAMLError, name: str) -> str:
     mark = getattr(error, "problem_mark", None)
     where = f"{name}:{mark.line + 1}" if mark else name
-    return f"{where}: is not valid YAML ({getattr(error, 'problem', None) or error})"
+    parts = [getattr(error, part, None) for part in ("context", "problem")]
+    # An unreadable character has neither; the first line of its text says what it is.
+    problem = ", ".join(part for part in parts if part) or str(error).splitlines()[0]
+    return f"{where}: is not valid YAML ({problem})"
 
 
-def _build(node: yaml.Node, name: str, path: Path_, lines: dict[Path_, int], depth: int) -> Any:
-    if depth > _MAX_DEPTH:
-        raise ConfigError(f"{name}: is nested too deeply")
-    if isinstance(node, yaml.MappingNode):
-        return _build_mapping(node, name, path, lines, depth)
-    if isinstance(node, yaml.SequenceNode):
-        return [
-            _build(child, name, (*path, str(i)), lines, depth + 1)
-            for i, child in enumerate(node.value)
-        ]
-    known = {"str", "int", "float", "bool", "null"}
-    if node.tag.removeprefix("tag:yaml.org,2002:") not in known:
-        raise ConfigError(f"{name}:{node.start_mark.line + 1}: tag {node.tag} is not allowed")
-    return _Loader("").construct_object(node)
+class _Builder:
+    """Builds plain data from nodes and notes the line of each key."""
 
+    def __init__(self, name: str, *, numbered: bool = True) -> None:
+        self.name, self.numbered = name, numbered
+        self.lines: dict[Path_, int] = {}
+        self.nodes = 0
 
-def _build_mapping(
-    node: yaml.MappingNode, name: str, path: Path_, lines: dict[Path_, int], depth: int
-) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        line = key_node.start_mark.line + 1
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise ConfigError(f"{name}:{line}: a key must be a word")
-        key = str(key_node.value)
-        if key in result:
-            raise ConfigError(f"{name}:{line}: {'.'.join((*path, key))} is given twice; keep one")
-        lines[(*path, key)] = line
-        result[key] = _build(value_node, name, (*path, key), lines, depth + 1)
-    return result
+    def build(self, node: yaml.Node, path: Path_ = ()) -> Any:
+        self.nodes += 1
+        if len(path) > _MAX_DEPTH:
+            raise ConfigError(f"{self.name}: is nested too deeply")
+        # Aliases of aliases can stand for more data than any memory holds.
+        if self.nodes > _MAX_NODES:
+            raise ConfigError(f"{self.name}: holds more than {_MAX_NODES:,} values")
+        kind = self._check_tag(node)
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.build(child, (*path, str(i))) for i, child in enumerate(node.value)]
+        try:
+            return _Loader("").construct_object(node)
+        except (ValueError, KeyError, yaml.YAMLError):
+            rule = _SCALARS.get(kind, kind)
+            raise ConfigError(f"{self._at(node)}: {node.value!r} is not {rule}") from None
+
+    def _mapping(self, node: yaml.MappingNode, path: Path_) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ConfigError(f"{self._at(key_node)}: a key must be a word")
+            self._check_tag(key_node)
+            key = str(key_node.value)
+            if key in result:
+                twice = ".".join((*path, key))
+                raise ConfigError(f"{self._at(key_node)}: {twice} is given twice; keep one")
+            self.lines[(*path, key)] = key_node.start_mark.line + 1
+            result[key] = self.build(value_node, (*path, key))
+        return result
+
+    def _check_tag(self, node: yaml.Node) -> str:
+        """Return the kind of a node; anything but plain data is refused."""
+        kind: str = node.tag.removeprefix("tag:yaml.org,2002:")
+        if kind not in _TAGS[type(node)]:
+            raise ConfigError(f"{self._at(node)}: tag {node.tag} is not allowed; give plain data")
+        return kind
+
+    def _at(self, node: yaml.Node) -> str:
+        return f"{self.name}:{node.start_mark.line + 1}" if self.numbered else self.name

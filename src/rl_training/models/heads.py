@@ -35,18 +35,17 @@ def tanh_gaussian_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[
     return torch.tanh(pre_tanh), log_prob
 
 
-def gumbel_sample(logits: Tensor, uniform: Tensor) -> Tensor:
-    """Sample from the categorical distribution of `logits` by the Gumbel trick; int64 `[...]`."""
-    # The clamp keeps log(0) out; 1e-20 is below any float32 uniform draw but zero.
-    return (logits - torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7)))).argmax(-1)
+def gumbel_sample(logits: Tensor, exponential: Tensor) -> Tensor:
+    """Sample from the categorical distribution of `logits`; int64 `[...]`.
+
+    The Gumbel trick: argmax of logits plus Gumbel noise, which is minus the logarithm of
+    exponential noise `[..., A]`.
+    """
+    return (logits - exponential.log()).argmax(-1)
 
 
-def categorical_log_prob(logits: Tensor, action: Tensor) -> Tensor:
-    """Log probability of integer actions `[...]` under `logits` `[..., A]`."""
-    return functional.log_softmax(logits, -1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
-
-
-def categorical_entropy(logits: Tensor) -> Tensor:
-    """Entropy of the categorical distribution of `logits`, `[...]`."""
+def categorical_log_prob_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Log probability of integer actions `[...]`, and entropy, under `logits` `[..., A]`."""
     log_probs = functional.log_softmax(logits, -1)
-    return -(log_probs.exp() * log_probs).sum(-1)
+    chosen = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    return chosen, -(log_probs.exp() * log_probs).sum(-1)

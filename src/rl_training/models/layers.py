@@ -116,22 +116,25 @@ class StackedMLP(nn.Module):
         self.activation = ACTIVATIONS[activation]
         self.members = members
         last = len(sizes) - 2
-        self.layers = nn.ModuleList()
-        self.norms = nn.ModuleList()
+        layers: list[StackedLinear] = []
+        norms: list[StackedLayerNorm | None] = []
         for index, (inputs, outputs) in enumerate(pairwise(sizes)):
             gain = orthogonal if index == last else math.sqrt(2)
             init = None if orthogonal is None or gain is None else orthogonal_init(gain)
-            self.layers.append(StackedLinear(inputs, outputs, rng, members, init))
-            if layer_norm and index < last:
-                self.norms.append(StackedLayerNorm(outputs, rng, members))
+            layers.append(StackedLinear(inputs, outputs, rng, members, init))
+            norms.append(StackedLayerNorm(outputs, rng, members) if layer_norm else None)
+        self.layers = nn.ModuleList(layers)
+        self.norms = nn.ModuleList(norm for norm in norms[:-1] if norm is not None)
+        # Plain tuples beside the registered lists: walking a ModuleList costs more than a product.
+        self._hidden = tuple(zip(layers[:-1], norms[:-1], strict=True))
+        self._output = (layers[-1],)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[S, B, I]` (shared by all members) to `[S, *members, B, O]`."""
         if self.members:
             x = x.unsqueeze(1).expand(-1, *self.members, -1, -1)
-        last = len(self.layers) - 1
-        for index, layer in enumerate(self.layers):
-            x = layer(x)
-            if index < last:
-                x = self.activation(self.norms[index](x) if self.norms else x)
-        return x
+        # `forward` directly: small networks spend as long in Module.__call__ as in the product.
+        for layer, norm in self._hidden:
+            x = layer.forward(x)
+            x = self.activation(x if norm is None else norm.forward(x))
+        return self._output[0].forward(x)

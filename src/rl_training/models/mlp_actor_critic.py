@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from rl_training.models.heads import (
     LOG_SQRT_2PI,
-    categorical_entropy,
-    categorical_log_prob,
+    categorical_log_prob_entropy,
     gumbel_sample,
 )
 from rl_training.models.layers import StackedMLP
@@ -58,26 +57,25 @@ class MLPActorCriticModel(nn.Module):
 
     def value(self, obs: Tensor) -> Tensor:
         """Return V(s), `[S, B]`."""
-        value: Tensor = self.critic(obs)
-        return value.squeeze(-1)
+        return self.critic.forward(obs).squeeze(-1)
 
     def mode(self, obs: Tensor) -> Tensor:
         """Return the most likely action."""
-        out: Tensor = self.actor(obs)
+        out = self.actor.forward(obs)
         return out.argmax(-1) if self.discrete else out
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
-        """Sample an action; `noise` is uniform for discrete actions, normal for continuous ones."""
-        out: Tensor = self.actor(obs)
+        """Sample an action; `noise` is exponential for discrete actions, else normal."""
+        out = self.actor.forward(obs)
         if self.discrete:
             return gumbel_sample(out, noise)
         return torch.addcmul(out, self.log_std.exp(), noise)
 
     def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return log density and entropy of the policy, each `[S, B]`."""
-        out = self.actor(obs)
+        out = self.actor.forward(obs)
         if self.discrete:
-            return categorical_log_prob(out, action), categorical_entropy(out)
+            return categorical_log_prob_entropy(out, action)
         noise = (action - out) * torch.exp(-self.log_std)
         log_prob = (-0.5 * noise * noise - self.log_std - LOG_SQRT_2PI).sum(-1)
         entropy = (self.log_std + 0.5 + LOG_SQRT_2PI).sum(-1).expand_as(log_prob)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from rl_training.models.layers import StackedLinear, StackedMLP
+from rl_training.models.layers import StackedMLP
 from rl_training.rng import Rng
 
 
@@ -34,12 +34,11 @@ class MLPQNetwork(nn.Module):
         super().__init__()
         rng = rng or Rng((0,), "model")
         self.obs_dim, self.action_dim, self.dueling = obs_dim, action_dim, dueling
-        self.body = StackedMLP((obs_dim, *hidden_sizes), rng)
-        self.head = StackedLinear(hidden_sizes[-1], action_dim + int(dueling), rng)
+        self.layers = StackedMLP((obs_dim, *hidden_sizes, action_dim + int(dueling)), rng)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return Q of every action, `[S, B, A]`."""
-        out: Tensor = self.head(self.body.activation(self.body(obs)))
+        out = self.layers.forward(obs)
         if not self.dueling:
             return out
         advantage, value = out[..., :-1], out[..., -1:]

@@ -49,10 +49,10 @@ class MLPSACModel(nn.Module):
 
     def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log standard deviation before the tanh, each `[S, B, A]`."""
-        mean, log_std = self.actor(obs).chunk(2, -1)
+        mean, log_std = self.actor.forward(obs).chunk(2, -1)
         return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
 
     def q_values(self, obs: Tensor, action: Tensor, critic: nn.Module | None = None) -> Tensor:
         """Return Q of every member `[S, N, B]`, by `critic` (a target) or the model's own."""
-        q: Tensor = (critic or self.critic)(torch.cat((obs, action), -1))
+        q: Tensor = (critic or self.critic).forward(torch.cat((obs, action), -1))
         return q.squeeze(-1)

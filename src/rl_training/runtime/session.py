@@ -115,7 +115,7 @@ class Session:
             MetricLogger(
                 folder,
                 tensorboard=self.config.tensorboard,
-                resume_offset=offsets[index] if offsets else None,
+                resume_offset=offsets[index] if offsets else 0,
                 step=step,
             )
             for index, folder in enumerate(self._folders)

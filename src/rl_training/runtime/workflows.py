@@ -26,7 +26,7 @@ from rl_training.experiment.checkpointing import (
     read_manifest,
     resolve_checkpoint,
 )
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluator import Evaluator
@@ -180,6 +180,11 @@ def resume_training(
             "a run folder, which also holds the replay and the environments"
         )
     group = _group_folders(path)
+    never_saved = _without_checkpoint(path, group)
+    if never_saved is not None:
+        if warn is not None:
+            warn(f"{path} was stopped before its first checkpoint: it starts from its beginning")
+        return continue_run(_with_end(never_saved, total_timesteps), path, (), callbacks)
     if group:
         loaded = _load_group(group, warn)
         seeds: tuple[int, ...] | None = tuple(checkpoint.header["seed"] for checkpoint in loaded)
@@ -187,15 +192,20 @@ def resume_training(
     else:
         loaded = [open_checkpoint(path, warn=warn)]
         seeds, run_dir = None, loaded[0].path.parent.parent
-    changes: dict[str, Any] = {"seeds": seeds}
-    if total_timesteps is not None:
-        changes["total_timesteps"] = total_timesteps
-    config = parse(TrainConfig, loaded[0].header["config"] | _plain(changes))
-    return continue_run(config, run_dir, loaded, callbacks)
+    config = parse(TrainConfig, loaded[0].header["config"]).replace(seeds=seeds)
+    return continue_run(_with_end(config, total_timesteps), run_dir, loaded, callbacks)
 
 
-def _plain(changes: dict[str, Any]) -> dict[str, Any]:
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in changes.items()}
+def _with_end(config: TrainConfig, total_timesteps: int | None) -> TrainConfig:
+    return config if total_timesteps is None else config.replace(total_timesteps=total_timesteps)
+
+
+def _without_checkpoint(path: Path, group: Sequence[Path]) -> TrainConfig | None:
+    """Return the configuration of a run that was stopped before its first checkpoint, or None."""
+    described = (path / "config.yaml").is_file()
+    if not described or any(list_checkpoints(folder) for folder in group or (path,)):
+        return None
+    return load_config(path / "config.yaml")
 
 
 def _group_folders(path: Path) -> list[Path]:

@@ -1,0 +1,1 @@
+"""Speed of this package beside its peers: `python -m bench`."""

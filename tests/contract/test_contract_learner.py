@@ -1,0 +1,173 @@
+"""The contract of learners, for every registered algorithm: a new one is covered by existing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.contract import (
+    TASK,
+    build,
+    flat_state,
+    make_batch,
+    no_host_reads,
+)
+
+from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
+from rl_training.experiment.state_tree import compare_states
+from rl_training.rng import Rng
+
+CASES = [
+    (name, TASK[kind])
+    for name in algorithm_names()
+    for kind in get_algorithm_spec(name).action_kinds
+]
+every_case = pytest.mark.parametrize(("algo", "task"), CASES)
+
+
+@every_case
+def test_update_moves_every_trainable_tensor(algo: str, task: str) -> None:
+    learner, env = build(algo, task=task)
+    names = [
+        f"{network}.{name}"
+        for network in learner.network_names
+        for name, _ in getattr(learner, network).named_parameters()
+    ]
+    before = flat_state(learner.state_dict())
+    for key in range(3):
+        learner.update(make_batch(algo, env, (0,), key))
+    after = flat_state(learner.state_dict())
+    assert names
+    for name in names:
+        assert not torch.equal(before[name], after[name]), f"{name} did not move"
+
+
+@every_case
+def test_target_networks_take_no_gradient(algo: str, task: str) -> None:
+    learner, _ = build(algo, task=task)
+    targets = [
+        m for n, m in vars(learner).items() if isinstance(m, torch.nn.Module) and "target" in n
+    ]
+    optimized = {id(p) for optimizer in learner.optimizers() for p in optimizer.parameters}
+    for module in targets:
+        for parameter in module.parameters():
+            assert not parameter.requires_grad
+            assert id(parameter) not in optimized
+
+
+@every_case
+def test_metrics_are_finite_and_exactly_the_declared_ones(algo: str, task: str) -> None:
+    learner, env = build(algo, task=task)
+    result = learner.update(make_batch(algo, env, (0,)))
+    assert set(result.metrics) == set(get_algorithm_spec(algo).metrics)
+    for name, value in result.metrics.items():
+        assert isinstance(value, float)
+        assert torch.isfinite(torch.tensor(value)), name
+        assert result.metrics.tensors[name].shape == (1,), name
+    assert result.num_gradient_steps >= 1
+
+
+@every_case
+def test_update_reads_nothing_on_the_host(algo: str, task: str) -> None:
+    learner, env = build(algo, task=task)
+    batch = make_batch(algo, env, (0,))
+    learner.update(batch)
+    with no_host_reads():
+        learner.update(batch)
+
+
+def test_the_host_read_guard_can_fail() -> None:
+    for read in (lambda t: t.item(), bool, float, lambda t: t.tolist(), lambda t: t.numpy()):
+        with no_host_reads(), pytest.raises(AssertionError, match="read on the host"):
+            read(torch.ones(1))
+
+
+@every_case
+def test_state_round_trip_gives_a_bit_equal_next_update(algo: str, task: str) -> None:
+    learner, env = build(algo, task=task)
+    for key in range(4):
+        learner.update(make_batch(algo, env, (0,), key))
+    other, _ = build(algo, seeds=(99,), task=task)
+    other.load_state_dict(learner.state_dict())
+    for key in range(4, 7):
+        batch = make_batch(algo, env, (0,), key)
+        first, second = learner.update(batch), other.update(batch)
+        assert dict(first.metrics) == dict(second.metrics)
+    assert compare_states(learner.state_dict(), other.state_dict()) == []
+
+
+@every_case
+def test_three_stacked_seeds_equal_three_single_learners(algo: str, task: str) -> None:
+    seeds = (3, 7, 11)
+    group, env = build(algo, seeds=seeds, task=task)
+    singles = [build(algo, seeds=(seed,), task=task)[0] for seed in seeds]
+    for key in range(5):
+        group.update(make_batch(algo, env, seeds, key))
+        for seed, single in zip(seeds, singles, strict=True):
+            single.update(make_batch(algo, env, (seed,), key))
+    stacked = flat_state(group.state_dict())
+    for index, single in enumerate(singles):
+        for name, value in flat_state(single.state_dict()).items():
+            if not isinstance(value, torch.Tensor) or value.ndim == 0:
+                assert stacked[name] == value, name
+            elif value.is_floating_point():
+                torch.testing.assert_close(
+                    stacked[name][index : index + 1], value, rtol=2e-4, atol=2e-5, msg=name
+                )
+            else:
+                assert torch.equal(stacked[name][index : index + 1], value), name
+
+
+@every_case
+def test_seeds_of_a_group_differ(algo: str, task: str) -> None:
+    group, _ = build(algo, seeds=(0, 1), task=task)
+    weights = getattr(group, group.network_names[0]).parameters()
+    assert any(not torch.equal(weight[0], weight[1]) for weight in weights)
+
+
+@every_case
+def test_act_is_valid_and_deterministic_when_asked(algo: str, task: str) -> None:
+    learner, env = build(algo, seeds=(0, 1), task=task)
+    obs = Rng((0, 1), "test").normal(5, env.obs_dim)
+    with torch.inference_mode():
+        for explore in (False, True):
+            action = learner.act(obs, explore=explore)
+            assert action.shape[:2] == (2, 5)
+            scaled = env.scale_action(action.numpy().reshape(10, *action.shape[2:]))
+            if env.action_kind == "discrete":
+                assert ((scaled >= 0) & (scaled < env.action_dim)).all()
+            else:
+                assert (scaled >= env.action_low).all()
+                assert (scaled <= env.action_high).all()
+        first, second = learner.act(obs), learner.act(obs)
+    assert torch.equal(first, second)
+
+
+@every_case
+def test_acting_deterministically_leaves_the_state_alone(algo: str, task: str) -> None:
+    learner, env = build(algo, task=task)
+    before = flat_state(learner.state_dict())
+    with torch.inference_mode():
+        learner.act(torch.zeros(1, 3, env.obs_dim), explore=False)
+    assert compare_states(before, flat_state(learner.state_dict())) == []
+
+
+@pytest.mark.parametrize("algo", algorithm_names())
+def test_update_takes_a_plain_mapping(algo: str) -> None:
+    learner, env = build(algo)
+    twin, _ = build(algo)
+    batch = make_batch(algo, env, (0,))
+    values = {name: tensor[0] for name, tensor in vars(batch).items() if tensor is not None}
+    mapping = {
+        "obs": values["obs"],
+        "actions": values["action"],
+        "rewards": values["reward"],
+        "next_obs": values["next_obs"],
+    }
+    if "discount" in values:
+        mapping["dones"] = (values["discount"] == 0).float()
+    else:
+        mapping |= {"dones": values["terminated"], "truncations": values["truncated"]}
+    expected = learner.update(batch)
+    assert dict(twin.update(mapping, global_step=1).metrics) == pytest.approx(
+        dict(expected.metrics)
+    )

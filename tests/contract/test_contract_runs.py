@@ -1,0 +1,137 @@
+"""The contract of runs, for every registered algorithm: train, resume, groups, predict, files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.contract import TASK, flat_state, small_config
+
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.config import load_config
+from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
+from rl_training.resources import preset_names
+from rl_training.runtime.train import train
+from rl_training.runtime.verify import verify_resume
+from rl_training.runtime.workflows import load_agent, predict_from_checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+every_algorithm = pytest.mark.parametrize("algo", algorithm_names())
+VARIANTS: dict[str, dict[str, dict[str, object]]] = {
+    "off_policy": {
+        "plain": {},
+        "three environments": {"num_envs": 3},
+        "two seeds": {"seeds": [4, 9]},
+        "n-step and priorities": {"algo_kwargs": {"n_step": 3, "prioritized": True}},
+        "ring overwritten": {"algo_kwargs": {"buffer_capacity": 60, "train_frequency": 2}},
+    },
+    "on_policy": {
+        "plain": {},
+        "three environments": {"num_envs": 3},
+        "two seeds": {"seeds": [4, 9]},
+        "schedules": {"algo_kwargs": {"lr_schedule": {"type": "cosine"}, "target_kl": 0.005}},
+        "observation statistics": {"algo_kwargs": {"normalize_obs": True}},
+    },
+}
+RESUMES = [
+    pytest.param(name, variant, id=f"{name}-{label}")
+    for name in algorithm_names()
+    for label, variant in VARIANTS[get_algorithm_spec(name).loop.value].items()
+]
+
+
+@pytest.mark.parametrize(("algo", "variant"), RESUMES)
+def test_resumed_run_equals_the_uninterrupted_one(
+    algo: str, variant: dict[str, object], tmp_path: Path
+) -> None:
+    report = verify_resume(small_config(algo, tmp_path, **variant), 70)
+    assert report.identical, report.lines()
+    assert report.resume_level == "exact"
+
+
+@every_algorithm
+def test_a_group_of_seeds_equals_single_runs_and_its_members_load_alone(
+    algo: str, tmp_path: Path
+) -> None:
+    group = train(small_config(algo, tmp_path, seeds=[1, 2], total_timesteps=96))
+    assert len(group.per_seed) == 2
+    for seed, member in zip((1, 2), group.per_seed, strict=True):
+        single = train(small_config(algo, tmp_path, seed=seed, total_timesteps=96))
+        ours = flat_state(load_checkpoint(member.checkpoint_path).states["learner"])
+        alone = flat_state(load_checkpoint(single.checkpoint_path).states["learner"])
+        assert ours.keys() == alone.keys()
+        for name, value in alone.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-4, msg=name)
+        assert load_agent(member.checkpoint_path).config.seed == seed
+
+
+@every_algorithm
+def test_predict_is_in_bounds_has_the_right_type_and_is_deterministic(
+    algo: str, tmp_path: Path
+) -> None:
+    result = train(small_config(algo, tmp_path, eval_episodes=0, total_timesteps=64))
+    agent = load_agent(result.checkpoint_path)
+    spec = agent.env_spec
+    obs = np.zeros(spec.obs_shape, np.float32)
+    action = agent.predict(obs)
+    assert action.dtype == np.dtype(spec.action_dtype)
+    assert np.array_equal(action, agent.predict(obs))
+    assert np.array_equal(action, predict_from_checkpoint(result.checkpoint_path, obs))
+    batch = agent.predict(np.stack([obs, obs]), deterministic=False)
+    assert len(batch) == 2
+    if spec.action_kind == "continuous":
+        assert (batch >= spec.action_low).all()
+        assert (batch <= spec.action_high).all()
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_preset_builds_its_learner(preset: str) -> None:
+    config = load_config(preset)
+    assert preset.split("/")[0] == config.algo
+    if "-v5" in config.env_id:
+        pytest.importorskip("mujoco")
+    from rl_training.envs.probe import probe_env
+
+    env = probe_env(config.env_id, config.env_kwargs)
+    learner = get_algorithm_spec(config.algo).build(env, config.algo_config, (0,))
+    assert learner.config == config.algo_config
+
+
+@every_algorithm
+def test_every_action_kind_trains(algo: str, tmp_path: Path) -> None:
+    for kind in get_algorithm_spec(algo).action_kinds:
+        result = train(small_config(algo, tmp_path, task=TASK[kind], total_timesteps=64))
+        assert result.metrics["global_step"] >= 64
+        assert np.isfinite(result.metrics["eval_return_mean"])
+        assert result.metrics["eval_episodes"] == 2
+
+
+@every_algorithm
+def test_trainer_shim_example_and_documentation_exist(algo: str) -> None:
+    shim = ROOT / "src/rl_training/runtime" / f"{algo}_trainer.py"
+    assert len(shim.read_text().splitlines()) <= 8
+    module = __import__(f"rl_training.runtime.{algo}_trainer", fromlist=["x"])
+    assert callable(getattr(module, f"train_{algo}"))
+    assert list((ROOT / "examples").glob(f"{algo}_*_reference.py"))
+    assert (ROOT / "docs/algorithms" / f"{algo}.md").is_file()
+    assert any(name.startswith(f"{algo}/") for name in preset_names())
+
+
+@every_algorithm
+def test_reference_example_runs(algo: str, tmp_path: Path) -> None:
+    for example in sorted((ROOT / "examples").glob(f"{algo}_*_reference.py")):
+        done = subprocess.run(
+            [sys.executable, str(example), "--total-timesteps", "600"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "eval_return_mean=" in done.stdout

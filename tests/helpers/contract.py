@@ -1,0 +1,135 @@
+"""What the contract suite needs of any algorithm: a small configuration, a batch, a tampered torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rl_training.algorithms.base import AnyLearner
+from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.data.batch import RolloutBatch, TransitionBatch
+from rl_training.envs.probe import probe_env
+from rl_training.envs.spec import EnvSpec
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+
+SMALL: dict[str, Any] = {
+    "hidden_sizes": [16, 16],
+    "batch_size": 8,
+    "buffer_capacity": 400,
+    "learning_starts": 20,
+    "num_steps": 16,
+    "minibatch_size": 16,
+    "update_epochs": 2,
+    "target_update_interval": 3,
+    "eval_interval": 60,
+}
+"""Values that make any algorithm quick; each is used where the algorithm has such a setting."""
+
+TASK = {"continuous": "Pendulum-v1", "discrete": "CartPole-v1"}
+
+
+def small_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:
+    fields = spec.config_class.model_fields
+    return {k: v for k, v in SMALL.items() if k in fields} | changes
+
+
+def small_config(
+    algo: str, folder: Path | str, *, task: str | None = None, **changes: Any
+) -> TrainConfig:
+    spec = get_algorithm_spec(algo)
+    settings = small_settings(spec, **changes.pop("algo_kwargs", {}))
+    base: dict[str, Any] = {
+        "algo": algo,
+        "env_id": task or TASK[spec.action_kinds[0]],
+        "total_timesteps": 160,
+        "eval_episodes": 2,
+        "log_interval": 40,
+        "checkpoint_interval": 50,
+        "tensorboard": False,
+        "output_dir": str(folder),
+        "device": "cpu",
+        "env_kwargs": {"max_episode_steps": 30},
+    }
+    return TrainConfig(**(base | changes), algo_kwargs=settings)
+
+
+def build(
+    algo: str, seeds: tuple[int, ...] = (0,), task: str | None = None, **settings: Any
+) -> tuple[AnyLearner, EnvSpec]:
+    spec = get_algorithm_spec(algo)
+    env = probe_env(task or TASK[spec.action_kinds[0]], {})
+    config = spec.config_class(**small_settings(spec, **settings))
+    return spec.build(env, config, seeds), env
+
+
+def make_batch(
+    algo: str, env: EnvSpec, seeds: tuple[int, ...], key: int = 0
+) -> TransitionBatch | RolloutBatch:
+    """Draw a batch whose part for a seed depends on that seed alone."""
+    parts = [_one_seed(algo, env, seed, key) for seed in seeds]
+    kind = type(parts[0])
+    joined = {}
+    for name, value in vars(parts[0]).items():
+        values = [getattr(part, name) for part in parts]
+        joined[name] = None if value is None else torch.cat(values)
+    return kind(**joined)
+
+
+def _one_seed(algo: str, env: EnvSpec, seed: int, key: int) -> TransitionBatch | RolloutBatch:
+    spec = get_algorithm_spec(algo)
+    generator = torch.Generator().manual_seed(1000 * seed + key)
+    lead = (1, 16, 4) if spec.loop is Loop.ON_POLICY else (1, 8)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn((*lead, *shape), generator=generator)
+
+    if env.action_kind == "discrete":
+        action = torch.randint(env.action_dim, lead, generator=generator)
+    else:
+        action = normal(env.action_dim).tanh()
+    ended = torch.rand(lead, generator=generator) < 0.2
+    common = {"obs": normal(env.obs_dim), "action": action, "reward": normal()}
+    common["next_obs"] = normal(env.obs_dim)
+    if spec.loop is Loop.ON_POLICY:
+        cut = torch.rand(lead, generator=generator) < 0.2
+        return RolloutBatch(**common, terminated=ended, truncated=cut)
+    return TransitionBatch(**common, discount=0.99 * (~ended).float())
+
+
+class _NoHostReads(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "_local_scalar_dense" in str(func):
+            raise AssertionError("a tensor was read on the host inside update")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def no_host_reads() -> Iterator[None]:
+    """Make every way to read a tensor's value on the host raise."""
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("a tensor was read on the host inside update")
+
+    with pytest.MonkeyPatch.context() as patch, _NoHostReads():
+        for name in ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__"):
+            patch.setattr(Tensor, name, forbidden)
+        yield
+
+
+def flat_state(state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of a nested state by dotted name."""
+    leaves: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            leaves |= flat_state(value, f"{prefix}{name}.")
+        else:
+            leaves[prefix + name] = value.clone() if isinstance(value, Tensor) else value
+    return leaves
