@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from helpers.contract import (
     TASK,
     build,
@@ -11,7 +12,6 @@ from helpers.contract import (
     make_batch,
     no_host_reads,
 )
-
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.experiment.state_tree import compare_states
 from rl_training.rng import Rng

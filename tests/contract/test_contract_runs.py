@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.contract import TASK, flat_state, small_config
 
+from helpers.contract import TASK, flat_state, small_config
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import load_config
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
@@ -21,7 +22,7 @@ from rl_training.runtime.workflows import load_agent, predict_from_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 every_algorithm = pytest.mark.parametrize("algo", algorithm_names())
-VARIANTS: dict[str, dict[str, dict[str, object]]] = {
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "off_policy": {
         "plain": {},
         "three environments": {"num_envs": 3},
@@ -46,7 +47,7 @@ RESUMES = [
 
 @pytest.mark.parametrize(("algo", "variant"), RESUMES)
 def test_resumed_run_equals_the_uninterrupted_one(
-    algo: str, variant: dict[str, object], tmp_path: Path
+    algo: str, variant: dict[str, Any], tmp_path: Path
 ) -> None:
     report = verify_resume(small_config(algo, tmp_path, **variant), 70)
     assert report.identical, report.lines()

@@ -110,7 +110,6 @@ def test_twenty_kills_leave_no_trace(algo: str, tmp_path: Path) -> None:
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
     from helpers.contract import small_config
-
     from rl_training.experiment.runs import create_run_folder
     from rl_training.runtime.train import train
     from rl_training.runtime.workflows import resume_training

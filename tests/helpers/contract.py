@@ -1,4 +1,4 @@
-"""What the contract suite needs of any algorithm: a small configuration, a batch, a tampered torch."""
+"""What the contract suite needs of any algorithm: a small configuration, a batch, a guard."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def make_batch(
     """Draw a batch whose part for a seed depends on that seed alone."""
     parts = [_one_seed(algo, env, seed, key) for seed in seeds]
     kind = type(parts[0])
-    joined = {}
+    joined: dict[str, Any] = {}
     for name, value in vars(parts[0]).items():
         values = [getattr(part, name) for part in parts]
         joined[name] = None if value is None else torch.cat(values)
@@ -104,7 +104,7 @@ def _one_seed(algo: str, env: EnvSpec, seed: int, key: int) -> TransitionBatch |
     return TransitionBatch(**common, discount=0.99 * (~ended).float())
 
 
-class _NoHostReads(TorchDispatchMode):
+class _NoHostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "_local_scalar_dense" in str(func):
             raise AssertionError("a tensor was read on the host inside update")
@@ -118,7 +118,7 @@ def no_host_reads() -> Iterator[None]:
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("a tensor was read on the host inside update")
 
-    with pytest.MonkeyPatch.context() as patch, _NoHostReads():
+    with pytest.MonkeyPatch.context() as patch, _NoHostReads():  # type: ignore[no-untyped-call]
         for name in ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__"):
             patch.setattr(Tensor, name, forbidden)
         yield

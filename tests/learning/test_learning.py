@@ -1,4 +1,4 @@
-"""Proof that the presets learn: three seeds side by side, the last checkpoint, twenty fresh episodes.
+"""Proof that the presets learn: three seeds, the last checkpoint, twenty fresh episodes.
 
 `make learn` runs this; it takes about fifteen minutes on two cores.
 """
