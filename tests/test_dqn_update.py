@@ -14,6 +14,7 @@ from rl_training.algorithms.dqn import DQN, SPEC, dqn_loss
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
+from rl_training.models.layers import StackedLinear
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.rng import Rng
 
@@ -40,10 +41,17 @@ def make_batch(seeds: tuple[int, ...] = (0,), **changes: Tensor) -> TransitionBa
 
 def set_q(network: nn.Module, values: list[float]) -> None:
     """Let a plain Q-network answer the same values in every state."""
-    assert isinstance(network, MLPQNetwork)
+    head = head_of(network)
     with torch.no_grad():
-        network.head.weight.zero_()
-        network.head.bias.copy_(torch.tensor(values).expand_as(network.head.bias))
+        head.weight.zero_()
+        head.bias.copy_(torch.tensor(values).expand_as(head.bias))
+
+
+def head_of(network: nn.Module) -> StackedLinear:
+    assert isinstance(network, MLPQNetwork)
+    head = network.layers.layers[-1]
+    assert isinstance(head, StackedLinear)
+    return head
 
 
 def parameters_of(module: nn.Module) -> list[Tensor]:
@@ -62,7 +70,7 @@ def test_double_rates_the_online_choice_and_plain_takes_the_largest(
     set_q(learner.q_network, [1.0, 2.0, 0.0])
     set_q(learner.target_network, [10.0, 3.0, 5.0])
     batch = make_batch()
-    assert learner.next_value(batch.next_obs).unique().tolist() == [next_value]
+    assert learner.next_value(batch.next_obs).tolist() == [[next_value] * B]
     metrics = dqn_loss(learner, batch)
     expected = batch.reward.mean() + 0.9 * next_value
     assert metrics["target_mean"].item() == pytest.approx(expected.item(), rel=1e-5)
@@ -124,7 +132,7 @@ def test_no_gradient_flows_through_the_target() -> None:
 def test_dueling_mean_over_actions_is_the_value_stream() -> None:
     network = MLPQNetwork(OBS, ACT, (16,), dueling=True, rng=Rng((0, 1), "w"))
     obs = Rng((0, 1), "obs").normal(B, OBS)
-    value = network.head(torch.relu(network.body(obs)))[..., -1]
+    value = network.layers(obs)[..., -1]
     torch.testing.assert_close(network(obs).mean(-1), value)
 
 
@@ -133,10 +141,10 @@ def test_a_constant_on_the_advantage_stream_changes_nothing() -> None:
     obs = Rng((0,), "obs").normal(B, OBS)
     before = network(obs)
     with torch.no_grad():
-        network.head.bias[..., :-1] += 5.0
+        head_of(network).bias[..., :-1] += 5.0
     torch.testing.assert_close(network(obs), before, atol=1e-5, rtol=1e-5)
     with torch.no_grad():
-        network.head.bias[..., -1:] += 5.0
+        head_of(network).bias[..., -1:] += 5.0
     torch.testing.assert_close(network(obs), before + 5.0, atol=1e-5, rtol=1e-5)
 
 

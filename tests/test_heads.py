@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, distributions
 
 from rl_training.models.heads import (
-    categorical_entropy,
-    categorical_log_prob,
+    categorical_log_prob_entropy,
     gaussian_log_prob,
     gumbel_sample,
     tanh_gaussian_sample,
@@ -18,6 +17,21 @@ from rl_training.models.heads import (
 from rl_training.models.mlp_actor_critic import MLPActorCriticModel
 from rl_training.models.mlp_sac import LOG_STD_MAX, LOG_STD_MIN, MLPSACModel
 from rl_training.rng import Rng
+
+
+def library_log_prob(distribution: distributions.Distribution, value: Tensor) -> Tensor:
+    result: Tensor = distribution.log_prob(value)
+    return result
+
+
+def library_entropy(distribution: distributions.Distribution) -> Tensor:
+    result: Tensor = distribution.entropy()
+    return result
+
+
+def entropy_of(logits: Tensor) -> float:
+    """Entropy of one categorical distribution; the action does not matter to it."""
+    return categorical_log_prob_entropy(logits, torch.zeros((), dtype=torch.int64))[1].item()
 
 
 def _at(pre_tanh: Tensor, mean: float, log_std: float) -> tuple[Tensor, Tensor]:
@@ -41,7 +55,7 @@ def test_tanh_gaussian_log_density_is_the_change_of_variables() -> None:
     grid = torch.linspace(-4, 4, 101, dtype=torch.float64).unsqueeze(-1)
     action, log_prob = _at(grid, 0.4, -0.7)
     normal = distributions.Normal(0.4, math.exp(-0.7))
-    expected = normal.log_prob(grid) - torch.log(1 - torch.tanh(grid) ** 2)
+    expected = library_log_prob(normal, grid) - torch.log(1 - torch.tanh(grid) ** 2)
     torch.testing.assert_close(log_prob, expected.squeeze(-1))
     torch.testing.assert_close(action, torch.tanh(grid))
 
@@ -82,47 +96,54 @@ def test_tanh_gaussian_is_reparametrised() -> None:
 def test_gaussian_log_prob_equals_the_normal_density() -> None:
     noise, log_std = torch.tensor([[0.5, -2.0]]), torch.tensor([[0.1, -1.2]])
     value = 3.0 + log_std.exp() * noise
-    expected = distributions.Normal(3.0, log_std.exp()).log_prob(value).sum(-1)
+    expected = library_log_prob(distributions.Normal(3.0, log_std.exp()), value).sum(-1)
     torch.testing.assert_close(gaussian_log_prob(noise, log_std), expected)
 
 
 def test_gumbel_samples_follow_the_softmax() -> None:
     logits = torch.tensor([1.0, -0.5, 0.0, 2.0])
     draws = 40_000
-    sample = gumbel_sample(logits.expand(draws, 4), Rng((3,), "gumbel").uniform(draws, 4)[0])
+    sample = gumbel_sample(logits.expand(draws, 4), Rng((3,), "gumbel").exponential(draws, 4)[0])
     expected = torch.softmax(logits, -1) * draws
     counts = torch.bincount(sample, minlength=4)
     chi_square = ((counts - expected).square() / expected).sum().item()
     assert chi_square < 16.27, "the 99.9 % point with 3 degrees of freedom"
 
 
-def test_gumbel_sample_takes_the_extreme_uniform_draws() -> None:
-    largest = 1 - 2**-24
-    uniform = torch.tensor([[0.0, 0.0, 0.5], [largest, 0.5, 0.5], [largest, largest, 0.0]])
-    assert gumbel_sample(torch.zeros(3, 3), uniform).tolist() == [2, 0, 0]
+def test_gumbel_sample_takes_the_extreme_draws() -> None:
+    # The least noise wins among equal logits, even where it rounded to zero.
+    noise = torch.tensor([[1.0, 1e-38, 2.0], [0.0, 1.0, 1.0], [90.0, 91.0, 1e-30]])
+    assert gumbel_sample(torch.zeros(3, 3), noise).tolist() == [1, 0, 2]
+
+
+def test_gumbel_sample_by_hand() -> None:
+    # logits - log(noise): 1 - log 4 < 0 - log 1 < 0.5 - log 1
+    sample = gumbel_sample(torch.tensor([1.0, 0.0, 0.5]), torch.tensor([4.0, 1.0, 1.0]))
+    assert sample.item() == 2
 
 
 def test_gumbel_sample_never_takes_an_impossible_action() -> None:
     logits = torch.tensor([0.0, -1e9]).expand(1000, 2)
-    assert not gumbel_sample(logits, Rng((0,), "gumbel").uniform(1000, 2)[0]).any()
+    assert not gumbel_sample(logits, Rng((0,), "gumbel").exponential(1000, 2)[0]).any()
 
 
 def test_categorical_log_prob_and_entropy_equal_the_library() -> None:
     logits = Rng((0,), "logits").normal(5, 3) * 3
     action = torch.tensor([[0, 1, 2, 1, 0]])
     reference = distributions.Categorical(logits=logits)
-    torch.testing.assert_close(categorical_log_prob(logits, action), reference.log_prob(action))
-    torch.testing.assert_close(categorical_entropy(logits), reference.entropy())
+    log_prob, entropy = categorical_log_prob_entropy(logits, action)
+    torch.testing.assert_close(log_prob, library_log_prob(reference, action))
+    torch.testing.assert_close(entropy, library_entropy(reference))
 
 
 @pytest.mark.parametrize("actions", [2, 5, 17])
 def test_entropy_of_the_uniform_distribution_is_log_a(actions: int) -> None:
-    entropy = categorical_entropy(torch.full((1, actions), 0.7))
-    assert entropy.item() == pytest.approx(math.log(actions), rel=1e-6)
+    entropy = entropy_of(torch.full((actions,), 0.7))
+    assert entropy == pytest.approx(math.log(actions), rel=1e-6)
 
 
 def test_entropy_of_a_certain_action_is_zero() -> None:
-    assert categorical_entropy(torch.tensor([1000.0, -1000.0])).item() == 0.0
+    assert entropy_of(torch.tensor([1000.0, -1000.0])) == 0.0
 
 
 def test_gaussian_policy_equals_the_library() -> None:
@@ -133,8 +154,8 @@ def test_gaussian_policy_equals_the_library() -> None:
     obs, action = rng.normal(8, 3), rng.normal(8, 2)
     log_prob, entropy = model.log_prob_entropy(obs, action)
     reference = distributions.Normal(model.mode(obs), math.exp(-0.4))
-    torch.testing.assert_close(log_prob, reference.log_prob(action).sum(-1))
-    torch.testing.assert_close(entropy, reference.entropy().sum(-1))
+    torch.testing.assert_close(log_prob, library_log_prob(reference, action).sum(-1))
+    torch.testing.assert_close(entropy, library_entropy(reference).sum(-1))
 
 
 def test_gaussian_policy_samples_around_its_mode() -> None:

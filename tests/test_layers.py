@@ -168,9 +168,8 @@ def test_critics_see_observation_and_action_and_every_member_answers() -> None:
 def test_q_network_activates_its_body(dueling: bool) -> None:
     network = MLPQNetwork(3, 4, (16,), dueling=dueling, rng=Rng((0,), "w"))
     x = Rng((0,), "x").normal(8, 3)
-    (body,) = network.body.layers
-    out = network.head(torch.relu(body(x)))
-    expected = out
+    body, head = network.layers.layers
+    out = expected = head(torch.relu(body(x)))
     if dueling:
         expected = out[..., 4:] + out[..., :4] - out[..., :4].mean(-1, keepdim=True)
     torch.testing.assert_close(network(x), expected)

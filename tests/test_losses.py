@@ -1,4 +1,4 @@
-"""Shared losses: advantages against slow references, the rest against numbers worked out by hand."""
+"""Shared losses: advantages against slow references, the rest against numbers by hand."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def monte_carlo_return(rollout: Rollout, seed: int, start: int, env: int) -> flo
         total += discount * rollout.reward[at]
         discount *= GAMMA
         if rollout.terminated[at]:
-            return total
+            return float(total)
         if rollout.truncated[at] or step == rollout.shape[1] - 1:
             return float(total + discount * rollout.next_value[at])
     raise AssertionError("the last step returns")
@@ -200,8 +200,8 @@ def test_clipped_surrogate_in_every_sign_and_clip_case(
 def test_value_loss_takes_the_worse_of_plain_and_clipped(
     value: float, target: float, loss: float
 ) -> None:
-    numbers = [torch.tensor([x], dtype=torch.float64) for x in (value, 1.0, target)]
-    assert ppo_value_loss(*numbers, 0.2).item() == pytest.approx(loss)
+    now, old, wanted = (torch.tensor([x], dtype=torch.float64) for x in (value, 1.0, target))
+    assert ppo_value_loss(now, old, wanted, 0.2).item() == pytest.approx(loss)
 
 
 def test_value_loss_without_clip_is_half_the_squared_error() -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from rl_training.data.normalizer import RunningNorm
 
 
-def _data(rows: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def _data(rows: int) -> NDArray[np.float32]:
     rng = np.random.default_rng(0)
     scale, shift = np.array([0.1, 1.0, 30.0]), np.array([5.0, 0.0, -100.0])
-    return (rng.normal(size=(2, rows, 3)) * scale + shift).astype(np.float32)
+    return np.asarray(rng.normal(size=(2, rows, 3)) * scale + shift, dtype=np.float32)
 
 
 @pytest.mark.parametrize("cuts", [(), (1,), (7, 8, 100), (50, 100, 150)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def make_tensors(seeds: tuple[int, ...], stream: str) -> list[Tensor]:
     return [rng.normal(*shape) for shape in SHAPES]
 
 
-def quadratic(parameters: list[Tensor], targets: list[Tensor]) -> Tensor:
+def quadratic(parameters: Sequence[Tensor], targets: list[Tensor]) -> Tensor:
     """Sum of squares per seed, `[S]`."""
     parts = [(p - t).square().flatten(1).sum(1) for p, t in zip(parameters, targets, strict=True)]
     return torch.stack(parts).sum(0)
@@ -74,8 +75,9 @@ def test_the_first_step_has_the_size_of_the_learning_rate() -> None:
     torch.testing.assert_close(parameter.detach(), torch.tensor([[2.9, -1.9, 0.5]]))
 
 
-@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
-def test_stacked_seeds_equal_single_ones_to_the_bit(max_grad_norm: float | None) -> None:
+@pytest.mark.parametrize(("max_grad_norm", "tolerance"), [(None, 0.0), (0.5, 1e-6)])
+def test_stacked_seeds_equal_single_ones(max_grad_norm: float | None, tolerance: float) -> None:
+    # To the bit, but for the norm of a clipped gradient, which is summed in another order.
     stacked, targets = parameters_of(SEEDS), make_tensors(SEEDS, "targets")
     adam = Adam(stacked, 0.01, max_grad_norm=max_grad_norm)
     singles = [parameters_of((seed,)) for seed in SEEDS]
@@ -87,7 +89,7 @@ def test_stacked_seeds_equal_single_ones_to_the_bit(max_grad_norm: float | None)
             single_adam.minimize(quadratic(p, t))
     for index, single in enumerate(singles):
         for ours, alone in zip(stacked, single, strict=True):
-            assert torch.equal(ours[index], alone[0])
+            torch.testing.assert_close(ours[index], alone[0], rtol=tolerance, atol=tolerance)
 
 
 def test_clipping_equals_the_library_for_each_seed() -> None:
@@ -117,7 +119,7 @@ def test_clipping_one_seed_alone_by_hand() -> None:
 
 def test_a_mask_leaves_inactive_seeds_and_their_moments_untouched() -> None:
     masked, targets = parameters_of(SEEDS), make_tensors(SEEDS, "targets")
-    free = [nn.Parameter(p.detach().clone()) for p in masked]
+    free: list[Tensor] = [nn.Parameter(p.detach().clone()) for p in masked]
     adam, reference = Adam(masked, 0.01), Adam(free, 0.01)
     for optimizer, parameters in ((adam, masked), (reference, free)):
         optimizer.minimize(quadratic(parameters, targets))
@@ -159,7 +161,7 @@ def test_polyak_moves_the_share_tau(tau: float, expected: float) -> None:
     for module, value in ((source, 8.0), (target, 4.0)):
         for parameter in module.parameters():
             nn.init.constant_(parameter, value)
-    polyak_update(target, source, tau)
+    polyak_update(list(target.parameters()), list(source.parameters()), tau)
     for parameter in target.parameters():
         assert parameter.item() == pytest.approx(expected, rel=1e-6)
     assert all(p.item() == 8.0 for p in source.parameters())
@@ -168,7 +170,7 @@ def test_polyak_moves_the_share_tau(tau: float, expected: float) -> None:
 
 def test_polyak_with_tau_one_copies_to_the_bit() -> None:
     source, target = nn.Linear(7, 5), nn.Linear(7, 5).requires_grad_(False)
-    polyak_update(target, source, 1.0)
+    polyak_update(list(target.parameters()), list(source.parameters()), 1.0)
     assert torch.equal(target.weight, source.weight)
     assert torch.equal(target.bias, source.bias)
 

@@ -20,9 +20,7 @@ from rl_training.rng import Rng
 OBS, ACT, T, N = 3, 2, 4, 2
 
 
-def make_learner(
-    seeds: tuple[int, ...] = (0,), *, discrete: bool = True, **keywords: Any
-) -> PPO:
+def make_learner(seeds: tuple[int, ...] = (0,), *, discrete: bool = True, **keywords: Any) -> PPO:
     model = MLPActorCriticModel(OBS, ACT, (16,), discrete=discrete, rng=Rng(seeds, "networks"))
     return PPO(model=model, seeds=seeds, **({"minibatch_size": T * N} | keywords))
 
@@ -154,9 +152,7 @@ def test_time_limits_bootstrap_and_terminations_do_not() -> None:
     truncated, terminated = never.clone(), never.clone()
     truncated[0, 1, 0] = terminated[0, 1, 1] = True
     reward = torch.ones(1, T, N)
-    data = learner.prepare(
-        make_rollout(reward=reward, terminated=terminated, truncated=truncated)
-    )
+    data = learner.prepare(make_rollout(reward=reward, terminated=terminated, truncated=truncated))
     # A value of 10 is right for ever: the advantage is 0 except where the future is cut to nothing.
     expected = torch.zeros(T, N)
     expected[1, 1] = 1.0 - 10.0
@@ -175,7 +171,7 @@ def test_the_end_of_a_rollout_bootstraps_from_the_true_successor() -> None:
 
 
 def test_kl_stop_takes_no_step_after_the_threshold_is_passed() -> None:
-    # At the first minibatch the divergence is 0; after one large step it is far above the threshold.
+    # At the first minibatch the divergence is 0; after a large step it is far above the limit.
     stopped = make_learner(update_epochs=5, target_kl=1e-7, learning_rate=0.05)
     once = make_learner(update_epochs=1, learning_rate=0.05)
     result = stopped.update(make_rollout())
@@ -252,8 +248,9 @@ def test_gaussian_log_prob_of_the_rollout_equals_the_library() -> None:
     rollout = make_rollout(discrete=False)
     data = learner.prepare(rollout)
     mean = learner.model.mode(data.obs)
-    expected = distributions.Normal(mean, 1.0).log_prob(rollout.action.flatten(1, 2)).sum(-1)
-    torch.testing.assert_close(data.log_prob, expected)
+    library = distributions.Normal(mean, 1.0)
+    expected = library.log_prob(rollout.action.flatten(1, 2))  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(data.log_prob, expected.sum(-1))
 
 
 @pytest.mark.parametrize("discrete", [True, False])

@@ -58,6 +58,7 @@ class ActorCritic(TransitionLearner):
         """Create target critics and one optimizer per network."""
         config = self.config
         self.target_critic = frozen_copy(self.model.critic)
+        self.target_parameters = list(self.target_critic.parameters())
         self.critic_optimizer = Adam(
             self.model.critic.parameters(), config.learning_rate, max_grad_norm=config.max_grad_norm
         )
@@ -76,7 +77,7 @@ class ActorCritic(TransitionLearner):
         actor_loss, actor_metrics = self.actor_loss(batch)
         self.actor_optimizer.minimize(actor_loss)
         multiplier_metrics = self.update_multipliers(actor_metrics)
-        polyak_update(self.target_critic, self.model.critic, self.config.tau)
+        polyak_update(self.target_parameters, self.critic_optimizer.parameters, self.config.tau)
         metrics = {"critic_loss": critic_loss, "actor_loss": actor_loss}
         metrics |= target_metrics | critic_metrics | actor_metrics | multiplier_metrics
         return StepOutput(metrics, priority=td_error)

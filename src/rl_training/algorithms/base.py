@@ -186,7 +186,7 @@ def frozen_copy(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module).requires_grad_(False)
 
 
-def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
+def polyak_update(target: Sequence[Tensor], source: Sequence[Tensor], tau: float) -> None:
     """Move `target` towards `source`: target <- (1 - tau) target + tau source."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
+        torch._foreach_lerp_(list(target), list(source), tau)

@@ -38,7 +38,8 @@ class Adam(Stateful):
     def minimize(self, loss: Tensor, active: Tensor | None = None) -> None:
         """Step down the gradient of `loss` `[S]`; seeds that are not `active` `[S]` stay put."""
         # The fused kernel walks memory, so a gradient must lie in it as its parameter does.
-        gradients = [g.contiguous() for g in torch.autograd.grad(loss.sum(), self.parameters)]
+        found = torch.autograd.grad(loss, self.parameters, torch.ones_like(loss))
+        gradients = [gradient.contiguous() for gradient in found]
         if self.max_grad_norm is not None:
             clip_per_seed(gradients, self.max_grad_norm)
         with torch.no_grad():

@@ -158,8 +158,8 @@ class PPO(Learner[RolloutBatch]):
         log_prob, entropy = self.model.log_prob_entropy(batch.obs, batch.action)
         value = self.model.value(batch.obs)
         advantage = batch.advantage
-        if config.normalize_advantage:
-            mean, std = advantage.mean(1, keepdim=True), advantage.std(1, keepdim=True)
+        if config.normalize_advantage and advantage.shape[1] > 1:
+            std, mean = torch.std_mean(advantage, 1, keepdim=True)
             advantage = (advantage - mean) / (std + 1e-8)
         log_ratio = log_prob - batch.log_prob
         ratio = log_ratio.exp()
@@ -210,7 +210,8 @@ def ppo_loss(learner: PPO, batch: RolloutBatch) -> dict[str, Tensor]:
 
 def explained_variance(value: Tensor, target: Tensor) -> Tensor:
     """Share of the targets' variance the values explain, `[S]`; 1 is perfect, 0 is a constant."""
-    return 1 - (target - value).var(1) / target.var(1).clamp(min=1e-8)
+    spread = target.var(1, correction=0).clamp(min=1e-8)
+    return 1 - (target - value).var(1, correction=0) / spread
 
 
 def ppo_networks(env: EnvSpec, config: PPOConfig, rng: Rng) -> dict[str, nn.Module]:

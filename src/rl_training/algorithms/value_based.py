@@ -61,6 +61,7 @@ class ValueBased(TransitionLearner):
     def setup(self) -> None:
         """Create the target network and the optimizer."""
         self.target_network = frozen_copy(self.q_network)
+        self.target_parameters = list(self.target_network.parameters())
         self.optimizer = Adam(
             self.q_network.parameters(),
             self.config.learning_rate,
@@ -73,7 +74,7 @@ class ValueBased(TransitionLearner):
         self.optimizer.minimize(loss)
         # The count is a Python number, so this is a static choice, not a read from the device.
         if (self.num_updates.value + 1) % self.config.target_update_interval == 0:
-            polyak_update(self.target_network, self.q_network, self.config.tau)
+            polyak_update(self.target_parameters, self.optimizer.parameters, self.config.tau)
         return StepOutput({"loss": loss, **metrics}, priority=priority)
 
     def td_loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor], Tensor]:

@@ -87,12 +87,19 @@ class RolloutBatch:
 
         Tensors are `[T, n, ...]` (one seed) or `[S, T, n, ...]`; `dones` are terminations.
         """
-        missing = sorted({"obs", "actions", "rewards", "next_obs", "dones"} - batch.keys())
-        if missing:
-            raise DataError(f"the rollout lacks {missing}")
+        needed = {"obs", "actions", "rewards", "next_obs", "dones"}
+        missing = sorted(needed - batch.keys())
+        unknown = sorted(batch.keys() - needed - {"truncations"})
+        if missing or unknown:
+            raise DataError(f"the rollout lacks {missing or 'nothing'} and has unknown {unknown}")
         values = dict(batch)
         if values["rewards"].ndim == 2 and num_seeds == 1:
             values = {name: tensor.unsqueeze(0) for name, tensor in values.items()}
+        if values["rewards"].ndim != 3 or values["rewards"].shape[0] != num_seeds:
+            raise DataError(
+                f"rewards have shape {tuple(values['rewards'].shape)}; allowed are [T, n] for one "
+                f"seed or [{num_seeds}, T, n]"
+            )
         done = values["dones"].bool()
         return cls(
             obs=values["obs"],

@@ -93,7 +93,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _weights(self, index: Tensor, total: Tensor, progress: float) -> Tensor:
         """Importance weights `[S, B]`, scaled so that the largest is 1."""
         exponent = self.importance_exponent + (1 - self.importance_exponent) * progress
-        power = self.powers.flatten(1).gather(1, index).clamp_(min=PRIORITY_FLOOR)
+        power = self.powers.flatten(1).gather(1, index).clamp_(min=torch.finfo(torch.float64).tiny)
         weight = (len(self) * power / total) ** -exponent
         return (weight / weight.amax(1, keepdim=True)).float()
 

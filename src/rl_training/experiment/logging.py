@@ -19,9 +19,7 @@ METRICS_FILE = "metrics.jsonl"
 class MetricLogger:
     """Writer of one seed's metrics."""
 
-    def __init__(
-        self, folder: Path, *, tensorboard: bool, resume_offset: int, step: int
-    ) -> None:
+    def __init__(self, folder: Path, *, tensorboard: bool, resume_offset: int, step: int) -> None:
         """Open the files.
 
         Args:

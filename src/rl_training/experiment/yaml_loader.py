@@ -17,7 +17,7 @@ from rl_training.errors import ConfigError
 
 Path_ = tuple[str, ...]
 _MAX_DEPTH = 20
-_MAX_NODES = 100_000
+_MAX_NODES = 10_000
 _SCALARS = {"str": "text", "int": "an integer", "float": "a number", "bool": "true or false"}
 _TAGS = {
     yaml.MappingNode: {"map"},

@@ -30,8 +30,10 @@ def tanh_gaussian_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[
         The action in (-1, 1) `[..., A]` and its log density `[...]`.
     """
     pre_tanh = mean + log_std.exp() * noise
-    log_det = 2 * (LOG_2 - pre_tanh - functional.softplus(-2 * pre_tanh))
-    log_prob = (-0.5 * noise * noise - log_std - LOG_SQRT_2PI - log_det).sum(-1)
+    # What does not depend on the sample is taken out of the sum over action dimensions.
+    constant = mean.shape[-1] * (LOG_SQRT_2PI + 2 * LOG_2)
+    half_log_det = pre_tanh + functional.softplus(-2 * pre_tanh)
+    log_prob = (2 * half_log_det - log_std - 0.5 * noise.square()).sum(-1) - constant
     return torch.tanh(pre_tanh), log_prob
 
 

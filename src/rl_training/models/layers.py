@@ -18,7 +18,8 @@ from rl_training.rng import Rng
 
 Activation = Callable[[Tensor], Tensor]
 ACTIVATIONS: dict[str, Activation] = {
-    "relu": torch.relu,
+    # In place: the product before it is not needed for the gradient, and memory is the bottleneck.
+    "relu": torch.relu_,
     "tanh": torch.tanh,
     "silu": nn.functional.silu,
     "elu": nn.functional.elu,
