@@ -235,7 +235,8 @@ def test_the_resolved_configuration_reads_back_as_itself(preset: str, tmp_path: 
 
 
 def test_a_path_may_be_given_as_output_dir(tmp_path: Path) -> None:
-    assert TrainConfig(algo="sac", env_id="P", output_dir=tmp_path).output_dir == str(tmp_path)
+    values: dict[str, Any] = {"algo": "sac", "env_id": "Pendulum-v1", "output_dir": tmp_path}
+    assert TrainConfig(**values).output_dir == str(tmp_path)
 
 
 # The schema and the runtime over every field of every class
@@ -329,6 +330,32 @@ def test_every_bound_is_kept_at_and_beyond_it(algo: str, path: tuple[str, ...]) 
             assert message.endswith(f"got {value!r}")
             if beyond:
                 assert try_value(algo, path, branch[keyword]) is None
+
+
+@pytest.mark.parametrize(
+    ("algo", "key", "value", "rule"),
+    [
+        ("sac", "num_envs", 0, ">= 1"),
+        ("sac", "log_interval", 0, ">= 1"),
+        ("sac", "keep_checkpoints", 0, ">= 1"),
+        ("sac", "checkpoint_interval", -1, ">= 0"),
+        ("sac", "checkpoint_minutes", 0, "> 0"),
+        ("sac", "algo_kwargs.learning_rate", 0, "> 0"),
+        ("sac", "algo_kwargs.alpha", 0, "> 0 or 'auto'"),
+        ("sac", "algo_kwargs.gamma", 1.01, "<= 1"),
+        ("sac", "algo_kwargs.num_critics", 0, ">= 1"),
+        ("ppo", "algo_kwargs.clip_coef", 0, "> 0"),
+        ("ppo", "algo_kwargs.gae_lambda", 1.5, "<= 1"),
+        ("ppo", "algo_kwargs.ent_coef", -0.1, ">= 0"),
+        ("dqn", "algo_kwargs.epsilon_start", 2, "<= 1"),
+        ("dqn", "algo_kwargs.n_step", 0, ">= 1"),
+        ("dqn", "algo_kwargs.target_update_interval", 0, ">= 1"),
+    ],
+)
+def test_the_bounds_are_those_that_make_sense(
+    algo: str, key: str, value: object, rule: str
+) -> None:
+    assert try_value(algo, tuple(key.split(".")), value) == f"{key} must be {rule}, got {value}"
 
 
 @pytest.mark.parametrize(("algo", "path"), FIELDS)

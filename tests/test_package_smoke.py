@@ -79,6 +79,14 @@ def test_importing_the_package_imports_nothing_heavy(tmp_path: Path) -> None:
     assert (done.code, done.out.strip()) == (0, "[]"), done.err
 
 
+@pytest.mark.parametrize("module", ["rl_training", "rl_training.api", "rl_training.api.algorithms"])
+def test_a_fresh_process_gets_a_managed_class_by_its_first_import(
+    module: str, tmp_path: Path
+) -> None:
+    done = run_python("-c", f"from {module} import SAC; print(SAC.algo)", cwd=tmp_path)
+    assert (done.code, done.out.strip()) == (0, "sac"), done.err
+
+
 def test_help_does_not_import_torch(tmp_path: Path) -> None:
     done = run_python("-X", "importtime", "-m", "rl_training", "--help", cwd=tmp_path)
     assert done.code == 0, done.err

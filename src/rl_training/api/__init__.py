@@ -6,10 +6,11 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    from rl_training.api import algorithms
-
+    # Importing the submodule below asks for it here first; answering by importing would not end.
     if name.startswith("_") or name == "algorithms":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rl_training.api import algorithms
+
     return getattr(algorithms, name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,10 @@ class Saver:
         config: TrainConfig,
         env_spec: EnvSpec,
         folders: Sequence[Path],
-        resume_level: str = "exact",
+        resume_level: Callable[[], str],
     ) -> None:
         self.config, self.env_spec, self.folders = config, env_spec, list(folders)
-        self.resume_level = resume_level
+        self._resume_level = resume_level
         self.newest: list[Path] = []
         self._newest_step = -1
 
@@ -90,7 +90,7 @@ class Saver:
             "seed": seed,
             "log_offset": log_offset,
             "best_step": best_step,
-            "resume_level": self.resume_level,
+            "resume_level": self._resume_level(),
             "threads": torch.get_num_threads(),
         }
 

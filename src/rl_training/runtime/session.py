@@ -7,7 +7,7 @@ periodic happens in `tick`, in one fixed order: log, evaluate, save.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -68,7 +68,7 @@ class Session:
         *,
         callbacks: Sequence[Callback] = (),
         signals: SignalFlag | None = None,
-        resume_level: str = "exact",
+        resume_level: Callable[[], str],
         restore_from: Sequence[LoadedCheckpoint] = (),
         stop_at: int | None = None,
     ) -> None:
@@ -87,6 +87,7 @@ class Session:
         self._stop_at = stop_at
         self._previous = 0
         self._folders = list(seed_folders(run_dir, config).values())
+        self._resume_level = resume_level
         self._saver = Saver(config, env_spec, self._folders, resume_level)
         self._evaluator = Evaluator(config.env_id, config.env_kwargs, self.seeds)
         self._loggers: list[MetricLogger] = []
@@ -122,6 +123,11 @@ class Session:
         ]
         for callback in self.callbacks:
             callback.on_start(self.state)
+        if self._resume_level() == "restart":
+            messages.append(
+                f"{self.config.env_id} cannot be saved and restored: a resumed run will begin a "
+                "new episode there, so it will not equal an uninterrupted one"
+            )
         for message in messages:
             self.say(message)
 

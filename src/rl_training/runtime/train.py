@@ -100,7 +100,7 @@ def _run(
             run_dir,
             callbacks=callbacks,
             signals=stack.enter_context(watch_signals()),
-            resume_level=envs.resume_level,
+            resume_level=lambda: envs.resume_level,
             restore_from=loaded,
             stop_at=stop_at,
         )

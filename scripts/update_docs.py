@@ -1,0 +1,148 @@
+"""Keeps the generated parts of the documentation equal to the code.
+
+`python scripts/update_docs.py` rewrites them; with `--check` it changes nothing and exits with 1
+when one is stale.  A generated part stands between `<!-- generated: NAME -->` and
+`<!-- end generated -->`; the rest of a page is written by hand.  A page that an algorithm lacks is
+begun with its generated parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import yaml
+
+from rl_training.cli.tables import algorithm_facts
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import algorithm_names
+from rl_training.validation import field_rule
+
+ROOT = Path(__file__).resolve().parent.parent
+_PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
+
+
+def pages() -> list[Path]:
+    """Return every page with generated parts, those of all algorithms among them."""
+    fixed = [ROOT / "README.md", ROOT / "docs/index.md", ROOT / "docs/configuration.md"]
+    return fixed + [ROOT / f"docs/algorithms/{name}.md" for name in algorithm_names()]
+
+
+def rendered(page: Path) -> str:
+    """Return the text a page should have."""
+    text = page.read_text(encoding="utf-8") if page.is_file() else _new_page(page.stem)
+
+    def fill(match: re.Match[str]) -> str:
+        return f"{match[1]}{PARTS[match[2]](page)}\n{match[3]}"
+
+    return _PART.sub(fill, text)
+
+
+def _new_page(name: str) -> str:
+    parts = "\n\n".join(
+        f"## {title}\n\n<!-- generated: {part} -->\n<!-- end generated -->"
+        for title, part in (("Settings", "settings"), ("Metrics", "metrics"))
+    )
+    facts = "<!-- generated: facts -->\n<!-- end generated -->"
+    title = algorithm_facts(name)["title"]
+    return (
+        f"# {title}\n\n{facts}\n\n## Idea\n\n## What is implemented\n\n"
+        f"## Deviations, and why\n\n{parts}\n"
+    )
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    escaped = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
+
+
+def _link(paper: str) -> str:
+    kind, _, number = paper.partition(":")
+    site = {"arXiv": "https://arxiv.org/abs/", "doi": "https://doi.org/"}.get(kind)
+    return f"[{paper}]({site}{number})" if site else paper
+
+
+def _facts(page: Path) -> str:
+    facts = algorithm_facts(page.stem)
+    rows = [
+        ("paper", _link(facts["paper"])),
+        ("actions", ", ".join(facts["actions"])),
+        ("loop", f"`{facts['loop']}`"),
+        ("presets", ", ".join(f"`{preset}`" for preset in facts["presets"])),
+    ]
+    return _table(("name", f"`{facts['name']}`"), rows)
+
+
+def _settings(page: Path) -> str:
+    rows = [
+        (f"`{field['key']}`", field["type"], f"`{field['default']}`", field["meaning"])
+        for field in algorithm_facts(page.stem)["settings"]
+    ]
+    return _table(("key of `algo_kwargs`", "type", "default", "meaning"), rows)
+
+
+def _metrics(page: Path) -> str:
+    rows = [(f"`{m['name']}`", m["meaning"]) for m in algorithm_facts(page.stem)["metrics"]]
+    return _table(("name", "meaning"), rows)
+
+
+def _algorithms(page: Path) -> str:
+    folder = "docs/algorithms" if page.parent == ROOT else "algorithms"
+    rows = []
+    for name in algorithm_names():
+        facts = algorithm_facts(name)
+        presets = ", ".join(f"`{preset}`" for preset in facts["presets"])
+        title = f"[{facts['title']}]({folder}/{name}.md)"
+        actions = ", ".join(facts["actions"])
+        rows.append((f"`{name}`", title, actions, _link(facts["paper"]), presets))
+    return _table(("name", "method", "actions", "paper", "presets"), rows)
+
+
+def _train_config(_: Path) -> str:
+    rows = []
+    for key, info in TrainConfig.model_fields.items():
+        value = info.get_default(call_default_factory=True)
+        default = "required" if info.is_required() else f"`{_default(value)}`"
+        rows.append((f"`{key}`", field_rule(info.annotation), default, info.description or ""))
+    return _table(("key", "type", "default", "meaning"), rows)
+
+
+def _default(value: object) -> str:
+    """Write a default as YAML does."""
+    plain = list(value) if isinstance(value, tuple) else value
+    return yaml.safe_dump(plain, default_flow_style=True).removesuffix("...\n").strip()
+
+
+PARTS: dict[str, Callable[[Path], str]] = {
+    "facts": _facts,
+    "settings": _settings,
+    "metrics": _metrics,
+    "algorithms": _algorithms,
+    "train-config": _train_config,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rewrite the generated parts, or say which are stale; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Regenerate the generated parts of the docs.")
+    parser.add_argument("--check", action="store_true", help="change nothing, exit 1 when stale")
+    check = parser.parse_args(arguments).check
+    stale = [
+        page
+        for page in pages()
+        if not page.is_file() or page.read_text(encoding="utf-8") != rendered(page)
+    ]
+    for page in stale:
+        print(f"{'stale' if check else 'updated'}: {page.relative_to(ROOT)}")
+        if not check:
+            page.write_text(rendered(page), encoding="utf-8")
+    if check and stale:
+        print("run: python scripts/update_docs.py")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

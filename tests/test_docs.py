@@ -1,0 +1,240 @@
+"""The documentation says what is true: links, commands, presets, examples and generated tables."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from rl_training.cli.commands import app
+from rl_training.experiment.config import load_config
+from rl_training.experiment.registry import algorithm_names
+from rl_training.resources import preset_names
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+NEW_ALGORITHM = "expected_sarsa"
+"""Method of the worked example in CONTRIBUTING, which is not part of the package."""
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def shell_words(page: Path) -> list[list[str]]:
+    """Return the words of every command in a page's bash blocks, one list per command."""
+    commands: list[list[str]] = []
+    for block in blocks(page, "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            ends = [i for i, word in enumerate(words) if word in ("|", ">", "&&", ";")]
+            for start, end in zip([0, *(i + 1 for i in ends)], [*ends, len(words)], strict=True):
+                # `A=1 command`: settings of the shell come before the command.
+                command = words[start:end]
+                while command and re.fullmatch(r"[A-Z_]+=.*", command[0]):
+                    command = command[1:]
+                if command:
+                    commands.append(command)
+    return commands
+
+
+def rl_training_arguments(page: Path) -> list[list[str]]:
+    found = []
+    for words in shell_words(page):
+        if words[0] == "rl-training":
+            found.append(words[1:])
+        elif words[:3] == ["python", "-m", "rl_training"]:
+            found.append(words[3:])
+    return found
+
+
+def parse_command(arguments: list[str]) -> dict[str, Any]:
+    """Parse a command line as the program would, without running it."""
+    group: Any = typer.main.get_command(app)
+    context = group.make_context("rl-training", list(arguments))
+    name, command, rest = group.resolve_command(context, list(arguments))
+    parameters: dict[str, Any] = command.make_context(name, rest, parent=context).params
+    return parameters
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that a heading gets."""
+    text = re.sub(r"[`*]", "", heading.strip().lower())
+    return re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+
+
+def update_docs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("update_docs", ROOT / "scripts/update_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_parts_are_fresh(capsys: pytest.CaptureFixture[str]) -> None:
+    assert update_docs().main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_stale_part_is_found_and_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = update_docs()
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    page = tmp_path / "docs/algorithms/sac.md"
+    fresh = page.read_text()
+    page.write_text(fresh.replace("<!-- end generated -->", "| old |\n<!-- end generated -->", 1))
+    assert module.main(["--check"]) == 1
+    assert "docs/algorithms/sac.md" in capsys.readouterr().out
+    assert module.main([]) == 0
+    assert page.read_text() == fresh
+
+
+def test_a_missing_page_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = update_docs()
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    page = tmp_path / "docs/algorithms/dqn.md"
+    page.unlink()
+    assert module.main(["--check"]) == 1
+    assert module.main([]) == 0
+    assert "`epsilon_start`" in page.read_text()
+
+
+@every_page
+def test_relative_links_resolve(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), f"{target} is not there"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+            assert anchor in map(slug, headings), f"{target} has no heading #{anchor}"
+
+
+@every_page
+def test_commands_parse_and_name_real_presets(page: Path) -> None:
+    for arguments in rl_training_arguments(page):
+        if {"-h", "--help"} & set(arguments):
+            continue
+        try:
+            parameters = parse_command(arguments)
+        except Exception as error:
+            pytest.fail(f"rl-training {' '.join(arguments)}: {error}")
+        config = str(parameters.get("config", ""))
+        if config and not config.startswith(NEW_ALGORITHM) and config != "corridor.yaml":
+            load_config(ROOT / config if config.endswith(".yaml") else config)
+
+
+def test_the_command_check_can_fail() -> None:
+    for wrong in (["trian"], ["train", "--confg", "x"], ["train"], ["resume", "--checkpoint"]):
+        with pytest.raises(Exception, match=r"\w"):
+            parse_command(wrong)
+
+
+@every_page
+def test_presets_named_in_text_exist(page: Path) -> None:
+    methods = "|".join(algorithm_names())
+    named = re.findall(rf"`((?:{methods})/[a-z_]+)`", page.read_text())
+    assert not set(named) - set(preset_names())
+
+
+@every_page
+def test_make_targets_and_scripts_exist(page: Path) -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    commands = [
+        *shell_words(page),
+        *map(str.split, re.findall(r"`(make [a-z]+)`", page.read_text())),
+    ]
+    for words in commands:
+        if words[0] == "make":
+            assert set(words[1:]) <= set(targets), words
+        if words[0] == "python" and words[1].endswith(".py"):
+            assert (ROOT / words[1]).is_file(), words
+
+
+@every_page
+def test_python_and_yaml_blocks_are_well_formed(page: Path) -> None:
+    for block in blocks(page, "python"):
+        compile(block, str(page), "exec")
+    for block in blocks(page, "yaml"):
+        assert isinstance(yaml.safe_load(block), dict)
+
+
+def run_python(code: str, folder: Path, source: Path = ROOT / "src") -> str:
+    path = os.pathsep.join(filter(None, (str(source), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_readme_example_runs(tmp_path: Path) -> None:
+    (code,) = blocks(ROOT / "README.md", "python")
+    assert "total_timesteps=10_000" in code
+    short = code.replace("total_timesteps=10_000", "total_timesteps=520, eval_episodes=1")
+    printed = run_python(short, tmp_path).splitlines()
+    assert printed[1] == printed[2] == printed[3], "a saved agent predicts what the agent did"
+    assert (tmp_path / "pendulum.safetensors").is_file()
+
+
+def test_environment_of_the_docs_trains(tmp_path: Path) -> None:
+    page = ROOT / "docs/environments.md"
+    (code,) = blocks(page, "python")
+    (settings,) = blocks(page, "yaml")
+    (tmp_path / "my_tasks.py").write_text(code)
+    (tmp_path / "corridor.yaml").write_text(settings)
+    run_python(
+        "import sys; sys.path.insert(0, '.')\n"
+        "from rl_training.experiment.config import load_config\n"
+        "from rl_training.runtime.verify import verify_resume\n"
+        "report = verify_resume(load_config('corridor.yaml', ['total_timesteps=300']), 233)\n"
+        "assert report.identical and report.resume_level == 'exact', report.lines()\n",
+        tmp_path,
+    )
+
+
+def test_worked_example_of_contributing_works_as_pasted(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    pasted = re.findall(r"^`([\w/.]+)`[^\n]*:\n\n```\w+\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert len(pasted) == 5
+    for name, body in pasted:
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(body)
+    run_python(
+        "import sys, pytest\n"
+        "from rl_training.experiment.config import load_config\n"
+        "from rl_training.runtime.expected_sarsa_trainer import train_expected_sarsa\n"
+        "changes = {'total_timesteps': 1050, 'eval_episodes': 1, 'output_dir': 'runs'}\n"
+        "config = load_config('expected_sarsa/cartpole', changes=changes)\n"
+        "assert train_expected_sarsa(config).metrics['gradient_steps'] == 50\n"
+        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', 'tests']))\n",
+        tmp_path,
+        tmp_path / "src",
+    )
