@@ -11,7 +11,7 @@ from pathlib import Path
 from rl_training.experiment.registry import class_names
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "rl_training"
-HEADER = "# Written by scripts/update_stubs.py; do not edit.\n# ruff: noqa: N811, F401\n"
+HEADER = "# Written by scripts/update_stubs.py; do not edit.\n"
 
 
 def stubs() -> dict[Path, str]:
@@ -34,7 +34,8 @@ def stubs() -> dict[Path, str]:
             f"{HEADER}from rl_training.api.agent import Agent as Agent\n{managed}\n"
         ),
         PACKAGE / "__init__.pyi": (
-            f"{HEADER}from rl_training._version import __version__ as __version__\n{learners}\n"
+            f"{HEADER}# ruff: noqa: N811, F401\n"
+            f"from rl_training._version import __version__ as __version__\n{learners}\n"
             f"{managed}\nfrom rl_training.experiment.config import TrainConfig as TrainConfig\n"
         ),
     }

@@ -73,7 +73,7 @@ def test_double_rates_the_online_choice_and_plain_takes_the_largest(
     assert learner.next_value(batch.next_obs).tolist() == [[next_value] * B]
     metrics = dqn_loss(learner, batch)
     expected = batch.reward.mean() + 0.9 * next_value
-    assert metrics["target_mean"].item() == pytest.approx(expected.item(), rel=1e-5)
+    assert metrics["target_mean"].mean().item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_loss_and_priorities_by_hand() -> None:
@@ -92,8 +92,8 @@ def test_loss_and_priorities_by_hand() -> None:
     # Targets 1.5, 1.5, 0.25, 4; errors -0.5, 0.5, -0.25, -3; Huber 0.125, 0.125, 0.03125, 2.5.
     assert priority.tolist() == [[0.5, 0.5, 0.25, 3.0]]
     assert loss.item() == pytest.approx((0.125 + 0.125 + 0.5 * 0.03125 + 0.5 * 2.5) / 4)
-    assert metrics["q_value_mean"].item() == pytest.approx(1.0)
-    assert metrics["td_error_mean"].item() == pytest.approx(4.25 / 4)
+    assert metrics["q_value_mean"].mean().item() == pytest.approx(1.0)
+    assert metrics["td_error_mean"].mean().item() == pytest.approx(4.25 / 4)
 
 
 def test_terminated_rows_do_not_bootstrap_and_truncated_ones_do() -> None:

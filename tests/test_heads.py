@@ -103,7 +103,9 @@ def test_gaussian_log_prob_equals_the_normal_density() -> None:
 def test_gumbel_samples_follow_the_softmax() -> None:
     logits = torch.tensor([1.0, -0.5, 0.0, 2.0])
     draws = 40_000
-    sample = gumbel_sample(logits.expand(draws, 4), Rng((3,), "gumbel").exponential(draws, 4)[0])
+    sample = gumbel_sample(
+        logits.expand(draws, 4), Rng((3,), "gumbel").exponential(draws, 4)[0].log()
+    )
     expected = torch.softmax(logits, -1) * draws
     counts = torch.bincount(sample, minlength=4)
     chi_square = ((counts - expected).square() / expected).sum().item()
@@ -113,18 +115,18 @@ def test_gumbel_samples_follow_the_softmax() -> None:
 def test_gumbel_sample_takes_the_extreme_draws() -> None:
     # The least noise wins among equal logits, even where it rounded to zero.
     noise = torch.tensor([[1.0, 1e-38, 2.0], [0.0, 1.0, 1.0], [90.0, 91.0, 1e-30]])
-    assert gumbel_sample(torch.zeros(3, 3), noise).tolist() == [1, 0, 2]
+    assert gumbel_sample(torch.zeros(3, 3), noise.log()).tolist() == [1, 0, 2]
 
 
 def test_gumbel_sample_by_hand() -> None:
     # logits - log(noise): 1 - log 4 < 0 - log 1 < 0.5 - log 1
-    sample = gumbel_sample(torch.tensor([1.0, 0.0, 0.5]), torch.tensor([4.0, 1.0, 1.0]))
+    sample = gumbel_sample(torch.tensor([1.0, 0.0, 0.5]), torch.tensor([4.0, 1.0, 1.0]).log())
     assert sample.item() == 2
 
 
 def test_gumbel_sample_never_takes_an_impossible_action() -> None:
     logits = torch.tensor([0.0, -1e9]).expand(1000, 2)
-    assert not gumbel_sample(logits, Rng((0,), "gumbel").exponential(1000, 2)[0]).any()
+    assert not gumbel_sample(logits, Rng((0,), "gumbel").exponential(1000, 2)[0].log()).any()
 
 
 def test_categorical_log_prob_and_entropy_equal_the_library() -> None:

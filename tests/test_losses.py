@@ -158,14 +158,14 @@ def test_weighted_mean_divides_by_the_batch_not_by_the_weights() -> None:
 
 def test_huber_is_quadratic_inside_and_linear_outside() -> None:
     error = torch.tensor([0.0, 0.5, -0.5, 1.0, 3.0, -3.0])
-    assert huber(error).tolist() == [0.0, 0.125, 0.125, 0.5, 2.5, 2.5]
+    assert huber(error, torch.zeros_like(error)).tolist() == [0.0, 0.125, 0.125, 0.5, 2.5, 2.5]
     # kappa (|x| - kappa / 2) with kappa 2
-    assert huber(torch.tensor([1.0, 3.0]), kappa=2.0).tolist() == [0.5, 4.0]
+    assert huber(torch.tensor([1.0, 3.0]), torch.zeros(2), kappa=2.0).tolist() == [0.5, 4.0]
 
 
 def test_huber_has_the_gradient_of_a_clipped_error() -> None:
     error = torch.tensor([-3.0, -0.5, 0.25, 7.0], requires_grad=True)
-    (gradient,) = torch.autograd.grad(huber(error).sum(), error)
+    (gradient,) = torch.autograd.grad(huber(error, torch.zeros_like(error)).sum(), error)
     assert gradient.tolist() == [-1.0, -0.5, 0.25, 1.0]
 
 

@@ -25,13 +25,17 @@ from rl_training.validation import parse
 
 
 class Metrics(Mapping[str, float]):
-    """Named results of an update: tensors `[S]` inside, numbers when read.
+    """Named results of an update: tensors `[S]` or `[S, B]` inside, their mean when read.
 
-    Reading synchronises with the device, and only reading does; loops use `tensors`.
+    Reading synchronises with the device, and only reading does; loops use `tensors`.  Means over a
+    batch are left to whoever reads, who does many at once.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+        self.tensors = {
+            name: tensor.detach() if tensor.requires_grad else tensor
+            for name, tensor in tensors.items()
+        }
 
     def __getitem__(self, name: str) -> float:
         return float(self.tensors[name].float().mean())
@@ -58,7 +62,7 @@ class UpdateResult:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What an algorithm's `step` returns: metrics as tensors `[S]` and, optionally, priorities."""
+    """What an algorithm's `step` returns; metrics are tensors `[S]` or `[S, B]`."""
 
     metrics: dict[str, Tensor]
     priority: Tensor | None = None
@@ -179,6 +183,29 @@ class TransitionLearner(Learner[TransitionBatch]):
                 batch, gamma=self.config.gamma, num_seeds=self.num_seeds
             )
         return batch
+
+
+class OnPolicyLearner(Learner[RolloutBatch]):
+    """A learner that learns from rollouts of its own current policy."""
+
+    def as_batch(self, batch: RolloutBatch | Mapping[str, Tensor]) -> RolloutBatch:
+        """Return `batch` as a `RolloutBatch`; tensors of a mapping are `[T, n, ...]`."""
+        if isinstance(batch, Mapping):
+            return RolloutBatch.from_mapping(batch, num_seeds=self.num_seeds)
+        return batch
+
+    @property
+    def rollout_steps(self) -> int:
+        """Steps of each environment per rollout."""
+        raise NotImplementedError
+
+    def draw_noise(self, num_steps: int, num_envs: int) -> Tensor:
+        """Draw the randomness of a whole rollout at once, `[S, T, n, ...]`."""
+        raise NotImplementedError
+
+    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
+        """Sample an action from the policy, given the noise of one step `[S, n, ...]`."""
+        raise NotImplementedError
 
 
 def frozen_copy(module: nn.Module) -> nn.Module:

@@ -43,11 +43,9 @@ class DQN(ValueBased):
         with torch.no_grad():
             target = td_target(batch.reward, batch.discount, self.next_value(batch.next_obs))
         q = self.q_values(batch.obs).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)  # [S, B]
-        error = q - target
-        loss = weighted_mean(huber(error), batch.weight)
-        size = error.detach().abs()
-        means = torch.stack((q.detach(), target, size)).mean(-1)
-        metrics = dict(zip(("q_value_mean", "target_mean", "td_error_mean"), means, strict=True))
+        loss = weighted_mean(huber(q, target), batch.weight)
+        size = (q.detach() - target).abs()
+        metrics = {"q_value_mean": q, "target_mean": target, "td_error_mean": size}
         return loss, metrics, size
 
 

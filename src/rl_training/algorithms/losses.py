@@ -20,9 +20,9 @@ def weighted_mean(loss: Tensor, weight: Tensor | None) -> Tensor:
     return (loss if weight is None else loss * weight).mean(-1)
 
 
-def huber(error: Tensor, kappa: float = 1.0) -> Tensor:
-    """Huber function: quadratic below `kappa`, linear above it."""
-    return functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=kappa)
+def huber(prediction: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
+    """Huber function of the difference: quadratic below `kappa`, linear above it."""
+    return functional.huber_loss(prediction, target, reduction="none", delta=kappa)
 
 
 def gae(
@@ -67,7 +67,7 @@ def ppo_policy_loss(ratio: Tensor, advantage: Tensor, clip_coef: float) -> Tenso
 
 def ppo_value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | None) -> Tensor:
     """Half squared error per sample; with `clip` the worse of plain and clipped prediction."""
-    error = (value - target).square()
+    error = functional.mse_loss(value, target, reduction="none")
     if clip is not None:
         clipped = old_value + (value - old_value).clamp(-clip, clip)
         error = torch.maximum(error, (clipped - target).square())

@@ -38,17 +38,22 @@ class Adam(Stateful):
     def minimize(self, loss: Tensor, active: Tensor | None = None) -> None:
         """Step down the gradient of `loss` `[S]`; seeds that are not `active` `[S]` stay put."""
         # The fused kernel walks memory, so a gradient must lie in it as its parameter does.
-        found = torch.autograd.grad(loss, self.parameters, torch.ones_like(loss))
+        found = torch.autograd.grad(loss.sum(), self.parameters)
         gradients = [gradient.contiguous() for gradient in found]
-        if self.max_grad_norm is not None:
+        divisor = None
+        if self.max_grad_norm is not None and loss.shape[0] == 1:
+            # One seed: the kernel divides by the excess of the norm on its way.
+            norm = torch.linalg.vector_norm(torch.cat([g.flatten() for g in gradients]))
+            divisor = norm.div_(self.max_grad_norm).clamp_(min=1.0)
+        elif self.max_grad_norm is not None:
             clip_per_seed(gradients, self.max_grad_norm)
         with torch.no_grad():
             if active is None:
-                self._step(gradients)
+                self._step(gradients, divisor)
             else:
-                self._masked_step(gradients, active)
+                self._masked_step(gradients, active, divisor)
 
-    def _step(self, gradients: list[Tensor]) -> None:
+    def _step(self, gradients: list[Tensor], divisor: Tensor | None = None) -> None:
         self.step_count += 1
         torch._fused_adam_(  # the kernel behind torch.optim.Adam
             self.parameters,
@@ -64,12 +69,15 @@ class Adam(Stateful):
             eps=self.eps,
             amsgrad=False,
             maximize=False,
+            grad_scale=divisor,
         )
 
-    def _masked_step(self, gradients: list[Tensor], active: Tensor) -> None:
+    def _masked_step(
+        self, gradients: list[Tensor], active: Tensor, divisor: Tensor | None = None
+    ) -> None:
         held = [*self.parameters, *self.first.tensors, *self.second.tensors]
         before = [tensor.clone() for tensor in held]
-        self._step(gradients)
+        self._step(gradients, divisor)
         for tensor, old in zip(held, before, strict=True):
             mask = active.view(-1, *[1] * (tensor.ndim - 1))
             tensor.copy_(torch.where(mask, tensor, old))
@@ -94,10 +102,6 @@ class TensorList:
 
 def clip_per_seed(gradients: list[Tensor], max_norm: float) -> Tensor:
     """Scale each seed's gradients in place to at most `max_norm`; returns the norms `[S]`."""
-    if gradients[0].shape[0] == 1:
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
-        return norm.view(1)
     squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients])  # [tensors, S]
     norm = squares.sum(0).sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)

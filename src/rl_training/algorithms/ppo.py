@@ -11,13 +11,12 @@ Deviations: time limits bootstrap; old log densities and values are computed in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import Learner, StepOutput
+from rl_training.algorithms.base import OnPolicyLearner, StepOutput
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.losses import gae, ppo_policy_loss, ppo_value_loss
 from rl_training.algorithms.optim import Adam
@@ -88,7 +87,7 @@ class Minibatch:
         return Minibatch(*(x[seed, index] for x in vars(self).values()))
 
 
-class PPO(Learner[RolloutBatch]):
+class PPO(OnPolicyLearner):
     """Clipped policy-gradient with minibatch epochs."""
 
     config_class = PPOConfig
@@ -109,11 +108,10 @@ class PPO(Learner[RolloutBatch]):
         """Standardise observations when asked to."""
         return self.obs_norm(obs) if self.config.normalize_obs else obs
 
-    def as_batch(self, batch: RolloutBatch | Mapping[str, Tensor]) -> RolloutBatch:
-        """Return `batch` as a `RolloutBatch`; tensors of a mapping are `[T, n, ...]`."""
-        if isinstance(batch, Mapping):
-            return RolloutBatch.from_mapping(batch, num_seeds=self.num_seeds)
-        return batch
+    @property
+    def rollout_steps(self) -> int:
+        """Steps of each environment per rollout."""
+        return self.config.num_steps
 
     def step(self, batch: RolloutBatch) -> StepOutput:
         """Do several epochs of minibatch steps on a rollout."""
@@ -129,7 +127,7 @@ class PPO(Learner[RolloutBatch]):
                 steps.append(metrics)
         if self.config.normalize_obs:
             self.obs_norm.update(batch.obs.flatten(1, 2))
-        summary = {name: torch.stack([m[name] for m in steps]).mean(0) for name in steps[0]}
+        summary = self.summarize(steps)
         summary["explained_variance"] = explained_variance(data.value, data.target)
         return StepOutput(summary, num_gradient_steps=len(steps))
 
@@ -153,7 +151,7 @@ class PPO(Learner[RolloutBatch]):
         return Minibatch(obs, action, log_prob, value, advantage, advantage + value)
 
     def loss(self, batch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Clipped surrogate + value error - entropy bonus (Eq. 9), `[S]`, and metrics."""
+        """Clipped surrogate + value error - entropy bonus (Eq. 9), `[S]`, and its parts."""
         config = self.config
         log_prob, entropy = self.model.log_prob_entropy(batch.obs, batch.action)
         value = self.model.value(batch.obs)
@@ -162,22 +160,17 @@ class PPO(Learner[RolloutBatch]):
             std, mean = torch.std_mean(advantage, 1, keepdim=True)
             advantage = (advantage - mean) / (std + 1e-8)
         log_ratio = log_prob - batch.log_prob
-        ratio = log_ratio.exp()
-        policy_loss = ppo_policy_loss(ratio, advantage, config.clip_coef).mean(1)
+        policy_loss = ppo_policy_loss(log_ratio.exp(), advantage, config.clip_coef).mean(1)
         value_loss = ppo_value_loss(value, batch.value, batch.target, config.clip_value).mean(1)
-        entropy_mean = entropy.mean(1)
-        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy_mean
-        with torch.no_grad():
-            clipped = ((ratio - 1).abs() > config.clip_coef).float().mean(1)
-            # Unbiased and never negative, unlike the mean log ratio (Schulman, 2020).
-            kl = (ratio - 1 - log_ratio).mean(1)
+        loss = torch.add(policy_loss, value_loss, alpha=config.vf_coef)
+        if config.ent_coef > 0:
+            loss = torch.sub(loss, entropy.mean(1), alpha=config.ent_coef)
         return loss, {
             "loss": loss,
             "policy_loss": policy_loss,
             "value_loss": value_loss,
-            "entropy": entropy_mean,
-            "approx_kl": kl,
-            "clip_fraction": clipped,
+            "entropy": entropy,
+            "log_ratio": log_ratio,
         }
 
     def minibatch_step(self, batch: Minibatch, active: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -187,25 +180,49 @@ class PPO(Learner[RolloutBatch]):
         if self.config.target_kl is None:
             self.optimizer.minimize(loss)
         else:
-            active = active & (metrics["approx_kl"] <= self.config.target_kl)
+            active = active & (approx_kl(metrics["log_ratio"]) <= self.config.target_kl)
             self.optimizer.minimize(loss, active)
         return metrics, active
 
+    def summarize(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Average the parts of several losses, `[S]`; done once per update, not per minibatch."""
+        stacked = {name: torch.stack([part[name] for part in parts], 1) for name in parts[0]}
+        log_ratio = stacked.pop("log_ratio").flatten(1)
+        clipped = (log_ratio.exp() - 1).abs() > self.config.clip_coef
+        summary = {name: value.flatten(1).mean(1) for name, value in stacked.items()}
+        summary["approx_kl"] = approx_kl(log_ratio)
+        summary["clip_fraction"] = clipped.float().mean(1)
+        return summary
+
+    def draw_noise(self, num_steps: int, num_envs: int) -> Tensor:
+        """Draw the randomness of a whole rollout at once, `[S, T, n, A]`."""
+        shape = (num_steps, num_envs, self.model.action_dim)
+        return (
+            self.rng.exponential(*shape).log_() if self.model.discrete else self.rng.normal(*shape)
+        )
+
+    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
+        """Sample an action from the policy, given noise `[S, n, A]`."""
+        return self.model.sample(self.normalize(obs), noise)
+
     def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Sample from the policy when exploring, else take its mode."""
-        obs = self.normalize(obs)
-        if not explore:
-            return self.model.mode(obs)
-        if self.model.discrete:
-            noise = self.rng.exponential(obs.shape[1], self.model.action_dim)
-        else:
-            noise = self.rng.normal(obs.shape[1], self.model.action_dim)
-        return self.model.sample(obs, noise)
+        if explore:
+            return self.sample(obs, self.draw_noise(1, obs.shape[1])[:, 0])
+        return self.model.mode(self.normalize(obs))
 
 
 def ppo_loss(learner: PPO, batch: RolloutBatch) -> dict[str, Tensor]:
     """Compute PPO's losses and metrics over a whole rollout without changing the parameters."""
-    return learner.loss(learner.prepare(batch))[1]
+    return learner.summarize([learner.loss(learner.prepare(batch))[1]])
+
+
+def approx_kl(log_ratio: Tensor) -> Tensor:
+    """Estimate the KL divergence from the old policy, `[S]`.
+
+    The mean of r - 1 - log r is unbiased and never negative, unlike that of -log r.
+    """
+    return (log_ratio.exp() - 1 - log_ratio).mean(1)
 
 
 def explained_variance(value: Tensor, target: Tensor) -> Tensor:

@@ -72,8 +72,8 @@ class SAC(ActorCritic):
         entropy_term = -self.log_alpha.exp().unsqueeze(1) * log_prob
         target = td_target(batch.reward, batch.discount, q + entropy_term)
         return target, {
-            "target_q_mean": target.mean(1),
-            "entropy_term": entropy_term.mean(1),
+            "target_q_mean": target,
+            "entropy_term": entropy_term,
         }
 
     def actor_loss(self, batch: TransitionBatch) -> Loss:
@@ -81,7 +81,7 @@ class SAC(ActorCritic):
         action, log_prob = self.sample_action(batch.obs)
         q = self.model.q_values(batch.obs, action).amin(1)  # [S, B]
         alpha = self.log_alpha.detach().exp().unsqueeze(1)
-        metrics = {"q_mean": q.mean(1), "entropy": -log_prob.detach().mean(1)}
+        metrics = {"q_mean": q, "entropy": -log_prob.detach().mean(1)}
         return (alpha * log_prob - q).mean(1), metrics
 
     def update_multipliers(self, actor_metrics: dict[str, Tensor]) -> dict[str, Tensor]:

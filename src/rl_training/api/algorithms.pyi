@@ -1,5 +1,4 @@
 # Written by scripts/update_stubs.py; do not edit.
-# ruff: noqa: N811, F401
 from rl_training.api.agent import Agent as Agent
 
 def managed_class(name: str) -> type[Agent]: ...

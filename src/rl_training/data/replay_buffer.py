@@ -10,6 +10,7 @@ Shapes: S seeds, C capacity, B batch, n environments per seed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,23 +72,47 @@ class ReplayBuffer:
         self.device = torch.device(device)
         self.rng = Rng(seeds, "replay", self.device)
         self.inserted = Counter()
-        shapes = {
-            "obs": (tuple(obs_shape), obs_dtype),
-            "action": (tuple(action_shape), action_dtype),
-            "reward": ((), torch.float32),
-            "next_obs": (tuple(obs_shape), obs_dtype),
-            "terminated": ((), torch.bool),
-            "truncated": ((), torch.bool),
-        }
-        self.rows = {
-            name: torch.zeros((self.num_seeds, self.capacity, *shape), dtype=dtype, device=device)
-            for name, (shape, dtype) in shapes.items()
-        }
-        # The same memory, flattened over seeds for sampling and as NumPy for cheap writes.
-        self._flat = {name: rows.flatten(0, 1) for name, rows in self.rows.items()}
+        self._allocate(
+            {
+                "obs": (tuple(obs_shape), obs_dtype),
+                "action": (tuple(action_shape), action_dtype),
+                "next_obs": (tuple(obs_shape), obs_dtype),
+                "reward": ((), torch.float32),
+                # Numbers rather than booleans, so that they lie in the table with the rest.
+                "continues": ((), torch.float32),  # 0 where the episode terminated
+                "truncated": ((), torch.float32),
+            }
+        )
         on_cpu = self.device.type == "cpu"
         self._arrays = {name: rows.numpy() for name, rows in self.rows.items()} if on_cpu else None
         self._offset = torch.arange(self.num_seeds, device=device).unsqueeze(1) * self.capacity
+
+    def _allocate(self, fields: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+        """Allocate the rows; float32 fields share one table, so that a batch is one gather."""
+        lead = (self.num_seeds, self.capacity)
+        self._shapes = {name: shape for name, (shape, _) in fields.items()}
+        self._columns: dict[str, slice | int] = {}
+        width = 0
+        for name, (shape, dtype) in fields.items():
+            if dtype == torch.float32:
+                size = math.prod(shape)
+                self._columns[name] = slice(width, width + size) if shape else width
+                width += size
+        table = torch.zeros((*lead, width), device=self.device)
+        self.rows = {
+            name: table[..., self._columns[name]].view(*lead, *shape)
+            if name in self._columns
+            else torch.zeros((*lead, *shape), dtype=dtype, device=self.device)
+            for name, (shape, dtype) in fields.items()
+        }
+        # The same memory flattened over seeds, as it is sampled from.
+        self._table = table.flatten(0, 1)
+        self._scalars = self._table[:, -3:]  # reward, continues, truncated
+        self._loose = {
+            name: rows.flatten(0, 1)
+            for name, rows in self.rows.items()
+            if name not in self._columns
+        }
 
     def __len__(self) -> int:
         """Rows that hold data, per seed."""
@@ -110,13 +135,14 @@ class ReplayBuffer:
         """Store one step of all environments, arrays `[S, n, ...]`."""
         start = self.inserted.value % self.capacity
         stop = start + self.num_envs
-        values = (obs, action, reward, next_obs, terminated, truncated)
+        values = (obs, action, next_obs, reward, ~terminated, truncated)
         if self._arrays is not None:
             for array, value in zip(self._arrays.values(), values, strict=True):
                 array[:, start:stop] = value
         else:
             for rows, value in zip(self.rows.values(), values, strict=True):
-                rows[:, start:stop] = torch.from_numpy(np.ascontiguousarray(value)).to(self.device)
+                source = torch.from_numpy(np.ascontiguousarray(value))
+                rows[:, start:stop] = source.to(self.device, rows.dtype)
         self.inserted.value += self.num_envs
 
     def sample(self, batch_size: int, progress: float = 0.0) -> TransitionBatch:  # noqa: ARG002
@@ -127,54 +153,62 @@ class ReplayBuffer:
 
     def gather(self, index: Tensor, weight: Tensor | None = None) -> TransitionBatch:
         """Return the transitions at rows `index` `[S, B]`, as n-step ones when asked for."""
-        first = (index + self._offset if self.num_seeds > 1 else index).flatten()
+        flat = self._flat(index)
+        table = self._table.index_select(0, flat).view(*index.shape, -1)
         if self.n_step == 1:
-            reward = self._pick("reward", first, index)
-            discount = self._pick("terminated", first, index).logical_not().mul(self.gamma)
-            last = first
+            reward = self._field("reward", table, flat)
+            next_obs = self._field("next_obs", table, flat)
+            discount = self._field("continues", table, flat) * self.gamma
         else:
             reward, discount, last = self._n_step(index)
+            flat_last = self._flat(last)
+            last_table = self._table.index_select(0, flat_last).view(*index.shape, -1)
+            next_obs = self._field("next_obs", last_table, flat_last)
         return TransitionBatch(
-            obs=self._pick("obs", first, index),
-            action=self._pick("action", first, index),
+            obs=self._field("obs", table, flat),
+            action=self._field("action", table, flat),
             reward=reward,
-            next_obs=self._pick("next_obs", last, index),
+            next_obs=next_obs,
             discount=discount,
             weight=weight,
             index=index,
         )
 
-    def _pick(self, name: str, flat_index: Tensor, index: Tensor) -> Tensor:
-        return (
-            self._flat[name]
-            .index_select(0, flat_index)
-            .view(*index.shape, *self._flat[name].shape[1:])
-        )
+    def _flat(self, index: Tensor) -> Tensor:
+        """Row numbers in the tables that are flattened over seeds, from numbers `[S, B]`."""
+        return (index if self.num_seeds == 1 else index + self._offset).flatten()
+
+    def _field(self, name: str, table: Tensor, flat: Tensor) -> Tensor:
+        """Return one field of drawn rows `[S, B, ...]`: columns of their table, or its own rows."""
+        shape = self._shapes[name]
+        if name in self._columns:
+            columns = table[..., self._columns[name]]
+            return columns if len(shape) < 2 else columns.view(*columns.shape[:-1], *shape)
+        return self._loose[name].index_select(0, flat).view(*table.shape[:2], *shape)
 
     def _n_step(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Sum up to n rewards from `index`, stopping at an episode's end or the newest row.
 
         Returns:
-            The sum `[S, B]`, the discount of the bootstrap `[S, B]`, the flat row whose successor
-            bootstraps `[S * B]`.
+            The sum, the discount of the bootstrap, and the row whose successor bootstraps, all
+            `[S, B]`.
         """
         age_of_newest = (self.inserted.value - 1 - index) % self.capacity  # steps to the newest row
         ahead = age_of_newest // self.num_envs  # later steps of the same environment
         steps = torch.arange(self.n_step, device=self.device)
         rows = (index.unsqueeze(-1) + steps * self.num_envs) % self.capacity  # [S, B, n]
-        flat = (rows + self._offset.unsqueeze(-1)).flatten()
-        terminated = self._pick("terminated", flat, rows)
-        ended = terminated | self._pick("truncated", flat, rows)
-        beyond = steps > ahead.unsqueeze(-1)
+        scalars = self._scalars.index_select(0, self._flat(rows.flatten(1)))
+        reward, continues, truncated = scalars.view(*rows.shape, 3).unbind(-1)
+        terminated = 1 - continues
+        ended = torch.maximum(terminated, truncated)
         # A step counts while no earlier one ended the episode and it has been stored.
-        alive = (ended.long().cumsum(-1) - ended.long() == 0) & ~beyond  # [S, B, n]
+        alive = (ended.cumsum(-1) - ended == 0) & (steps <= ahead.unsqueeze(-1))  # [S, B, n]
         powers = self.gamma ** steps.to(torch.float32)
-        reward = (self._pick("reward", flat, rows) * powers * alive).sum(-1)
-        count = alive.sum(-1, keepdim=True)  # [S, B, 1], at least 1
-        last = rows.gather(-1, count - 1)
-        stop = (terminated & alive).any(-1)
-        discount = torch.where(stop, 0.0, self.gamma ** count.squeeze(-1).to(torch.float32))
-        return reward, discount, (last + self._offset.unsqueeze(-1)).flatten()
+        count = alive.sum(-1)  # at least 1
+        stopped = (terminated * alive).amax(-1)
+        discount = (1 - stopped) * self.gamma ** count.to(torch.float32)
+        last = rows.gather(-1, count.unsqueeze(-1) - 1).squeeze(-1)
+        return (reward * powers * alive).sum(-1), discount, last
 
     def update_priorities(self, index: Tensor, priority: Tensor) -> None:
         """Take new priorities of rows; uniform sampling has no use for them."""

@@ -37,13 +37,13 @@ def tanh_gaussian_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[
     return torch.tanh(pre_tanh), log_prob
 
 
-def gumbel_sample(logits: Tensor, exponential: Tensor) -> Tensor:
+def gumbel_sample(logits: Tensor, log_exponential: Tensor) -> Tensor:
     """Sample from the categorical distribution of `logits`; int64 `[...]`.
 
     The Gumbel trick: argmax of logits plus Gumbel noise, which is minus the logarithm of
     exponential noise `[..., A]`.
     """
-    return (logits - exponential.log()).argmax(-1)
+    return (logits - log_exponential).argmax(-1)
 
 
 def categorical_log_prob_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,20 +10,51 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rl_training.rng import Rng
 
 Activation = Callable[[Tensor], Tensor]
+
+
+class _Tanh(torch.autograd.Function):
+    """Hyperbolic tangent as 2 sigmoid(2x) - 1, in place: torch.tanh takes three times as long."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Overwrite `x`, which the layer before it does not need any more."""
+        y = x.add_(x).sigmoid_()
+        y.add_(y).sub_(1)
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """Multiply by 1 - tanh^2."""
+        (y,) = ctx.saved_tensors
+        return torch.ops.aten.tanh_backward(gradient, y)  # type: ignore[no-any-return]
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Hyperbolic tangent; large tensors on a CPU take the faster way."""
+    if x.requires_grad and x.device.type == "cpu":
+        result: Tensor = _Tanh.apply(x)  # type: ignore[no-untyped-call]
+        return result
+    return torch.tanh(x)
+
+
 ACTIVATIONS: dict[str, Activation] = {
     # In place: the product before it is not needed for the gradient, and memory is the bottleneck.
     "relu": torch.relu_,
-    "tanh": torch.tanh,
-    "silu": nn.functional.silu,
-    "elu": nn.functional.elu,
-    "gelu": nn.functional.gelu,
+    "tanh": tanh,
+    "silu": functional.silu,
+    "elu": functional.elu,
+    "gelu": functional.gelu,
 }
 
 
@@ -85,7 +116,7 @@ class StackedLayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise over the last axis."""
-        normalised = nn.functional.layer_norm(x, (self.size,))
+        normalised = functional.layer_norm(x, (self.size,))
         return torch.addcmul(self.shift, normalised, self.scale)
 
 
@@ -132,6 +163,8 @@ class StackedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[S, B, I]` (shared by all members) to `[S, *members, B, O]`."""
+        if len(self.members) == 1 and x.shape[0] == 1 and x.device.type == "cpu":
+            return self._one_by_one(x)
         if self.members:
             x = x.unsqueeze(1).expand(-1, *self.members, -1, -1)
         # `forward` directly: small networks spend as long in Module.__call__ as in the product.
@@ -139,3 +172,21 @@ class StackedMLP(nn.Module):
             x = layer.forward(x)
             x = self.activation(x if norm is None else norm.forward(x))
         return self._output[0].forward(x)
+
+    def _one_by_one(self, x: Tensor) -> Tensor:
+        """One seed on a CPU: plain products, member after member, beat batched ones by some 5%."""
+        layers = (*self._hidden, (self._output[0], None))
+        weights = [layer.weight[0].unbind(0) for layer, _ in layers]
+        biases = [layer.bias[0].unbind(0) for layer, _ in layers]
+        outputs = []
+        for member in range(self.members[0]):
+            hidden = x[0]
+            for index, (_, norm) in enumerate(layers):
+                hidden = torch.addmm(biases[index][member], hidden, weights[index][member])
+                if norm is not None:
+                    hidden = functional.layer_norm(hidden, (norm.size,))
+                    hidden = torch.addcmul(norm.shift[0, member], hidden, norm.scale[0, member])
+                if index < len(self._hidden):
+                    hidden = self.activation(hidden)
+            outputs.append(hidden)
+        return torch.stack(outputs).unsqueeze(0)

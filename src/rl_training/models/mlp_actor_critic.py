@@ -65,7 +65,7 @@ class MLPActorCriticModel(nn.Module):
         return out.argmax(-1) if self.discrete else out
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
-        """Sample an action; `noise` is exponential for discrete actions, else normal."""
+        """Sample an action; `noise` is log-exponential when discrete, else normal."""
         out = self.actor.forward(obs)
         if self.discrete:
             return gumbel_sample(out, noise)

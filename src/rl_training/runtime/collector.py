@@ -36,6 +36,7 @@ class Collector:
 
     def __init__(self, envs: SeedVectorEnv, device: torch.device) -> None:
         self.envs, self.device = envs, device
+        self._on_cpu = device.type == "cpu"
         shape = (envs.num_seeds, envs.num_envs)
         self.obs: NDArray[Any] = np.zeros((*shape, *envs.spec.obs_shape), np.float32)
         self.episode_return = np.zeros(shape, np.float64)
@@ -49,11 +50,12 @@ class Collector:
 
     def observation(self) -> Tensor:
         """Return the current observations on the learner's device, `[S, n, ...]`."""
-        return torch.from_numpy(self.obs).to(self.device)
+        obs = torch.from_numpy(self.obs)
+        return obs if self._on_cpu else obs.to(self.device)
 
     def step(self, action: Tensor) -> CollectedStep:
         """Act in every environment with learner-unit actions `[S, n, ...]`."""
-        array = action.cpu().numpy()
+        array = action.numpy() if self._on_cpu else action.cpu().numpy()
         before = self.obs
         step = self.envs.step(array)
         self.obs = step.obs

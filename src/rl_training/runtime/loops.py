@@ -15,8 +15,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from rl_training.algorithms.base import AnyLearner
-from rl_training.algorithms.ppo import PPOConfig
+from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.spec import Loop
 from rl_training.data.batch import RolloutBatch
@@ -101,7 +100,8 @@ def updates_due(config: ReplayConfig, before: int, now: int) -> int:
 
 def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -> TrainResult:
     """Gather a rollout with the current policy, learn from it, throw it away."""
-    num_steps = cast(PPOConfig, learner.config).num_steps
+    assert isinstance(learner, OnPolicyLearner)
+    num_steps = learner.rollout_steps
     collector = Collector(envs, learner.device)
     session.register(learner, collector=collector)
     session.begin(collector.start)
@@ -114,12 +114,13 @@ def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) ->
     return session.finish()
 
 
-def gather_rollout(collector: Collector, learner: AnyLearner, num_steps: int) -> RolloutBatch:
+def gather_rollout(collector: Collector, learner: OnPolicyLearner, num_steps: int) -> RolloutBatch:
     """Take `num_steps` steps in every environment; tensors are `[S, T, n, ...]`."""
     with torch.inference_mode():
+        noise = learner.draw_noise(num_steps, collector.envs.num_envs)
         steps = [
-            collector.step(learner.act(collector.observation(), explore=True))
-            for _ in range(num_steps)
+            collector.step(learner.sample(collector.observation(), noise[:, step]))
+            for step in range(num_steps)
         ]
 
     def stack(arrays: list[np.ndarray]) -> torch.Tensor:

@@ -85,7 +85,7 @@ class Session:
         self._signals = signals or SignalFlag()
         self._restore_from = restore_from
         self._stop_at = stop_at
-        self._previous = 0
+        self._previous = self._next_event = 0
         self._folders = list(seed_folders(run_dir, config).values())
         self._resume_level = resume_level
         self._saver = Saver(config, env_spec, self._folders, resume_level)
@@ -163,6 +163,8 @@ class Session:
     def tick(self) -> None:
         """Do the periodic work that is due at this step."""
         self.state.step = self.step
+        if not self.callbacks and self.step < self._next_event and not self._signals.received:
+            return
         if self.crossed(self.config.log_interval):
             self.log()
         new_best = False
@@ -185,6 +187,19 @@ class Session:
             )
         if self._stop_at is not None and self.step >= self._stop_at:
             self.state.request_stop("stop_at")
+        self._next_event = self._next_due()
+
+    def _next_due(self) -> int:
+        """Return the first step at which anything periodic is due; until then `tick` may pass."""
+        if self._stop_at is not None or self.config.checkpoint_minutes is not None:
+            return 0
+        config = self.config
+        intervals = (
+            config.log_interval,
+            config.algo_config.eval_interval,
+            config.checkpoint_interval,
+        )
+        return min((self.step // every + 1) * every for every in intervals if every > 0)
 
     def _overdue(self) -> bool:
         minutes = self.config.checkpoint_minutes
