@@ -121,11 +121,6 @@ def test_a_callback_may_end_the_run_which_is_saved_and_can_be_resumed(
     assert learner_digest(resumed.run_dir) == learner_digest(whole.run_dir)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="Session.close is not called when a run ends by an exception: the progress bar stays",
-)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_callbacks_hear_the_end_of_a_run_that_fails(tmp_path: Path) -> None:
     class Failing(Callback):

@@ -133,11 +133,6 @@ def test_resuming_a_finished_run_changes_nothing(copy: Path) -> None:
     assert result.metrics["global_step"] == STEPS
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="Session remembers only the mean of the last evaluation in its checkpoint",
-)
 def test_resuming_a_finished_run_reports_the_same_figures(
     finished: TrainResult, copy: Path
 ) -> None:
@@ -329,11 +324,6 @@ def test_without_an_interval_only_the_end_is_saved(tmp_path: Path) -> None:
 # A checkpoint is data
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="module:name of a checkpoint is imported and called, whatever it is",
-)
 def test_a_checkpoint_cannot_make_us_call_anything(finished: TrainResult, tmp_path: Path) -> None:
     loaded = open_checkpoint(finished.run_dir, components={"learner"})
     target = tmp_path / "made by a checkpoint"

@@ -31,12 +31,49 @@ def test_a_wrong_module_or_attribute_is_named() -> None:
         make_env("no_such_module:Env")
     with pytest.raises(EnvError, match=r"no attribute 'CounterEnw'.*did you mean CounterEnv"):
         make_env(f"{MODULE}:CounterEnw")
-    with pytest.raises(EnvError, match="gave NoneType, not a gymnasium"):
-        make_env(f"{MODULE}:make_nothing")
 
 
-@pytest.mark.parametrize("name", ["CounterEnv", "make_counter", "TestCounter-v0"])
-def test_own_classes_functions_and_registered_ids_can_be_named_by_module(name: str) -> None:
+@pytest.mark.parametrize("pixels", [False, True])
+@pytest.mark.parametrize(
+    ("env_id", "what"),
+    [
+        ("os:mkdir", "a builtin_function_or_method"),
+        ("os:system", "a builtin_function_or_method"),
+        ("subprocess:Popen", "the class Popen"),
+        (f"{MODULE}:make_counter", "a function"),
+        (f"{MODULE}:make_nothing", "a function"),
+        (f"{MODULE}:MODULE_LEVEL", "a str"),
+    ],
+)
+def test_what_is_not_a_class_of_environments_is_not_called(
+    env_id: str, what: str, pixels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.MODULE_LEVEL", "text", raising=False)
+    target = tmp_path / "made"
+    arguments: dict[str, dict[str, Any]] = {
+        "os:mkdir": {"path": str(target)},
+        "os:system": {"command": f"touch {target}"},
+        "subprocess:Popen": {"args": ["touch", str(target)]},
+    }
+    kwargs = arguments.get(env_id, {}) | ({"wrappers": {"pixels": {}}} if pixels else {})
+    with pytest.raises(EnvError, match=rf"{env_id} is {what}, not a subclass of gymnasium.Env"):
+        make_env(env_id, kwargs)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("module", ["", ".helpers", "helpers..envs", "a/b", "../x", "os;x", "a b"])
+def test_a_module_that_is_no_dotted_name_is_not_imported(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr("rl_training.envs.factory.importlib.import_module", imported.append)
+    with pytest.raises(EnvError, match="is not the name of a module"):
+        make_env(f"{module}:CounterEnv")
+    assert imported == []
+
+
+@pytest.mark.parametrize("name", ["CounterEnv", "TestCounter-v0"])
+def test_own_classes_and_registered_ids_can_be_named_by_module(name: str) -> None:
     env = make_env(f"{MODULE}:{name}", {"length": 7})
     assert isinstance(env.unwrapped, CounterEnv)
     assert env.unwrapped.length == 7
@@ -60,8 +97,13 @@ def test_limits_and_thresholds_come_from_the_registry() -> None:
     ("env_id", "kwargs", "message"),
     [
         ("Pendulum-v1", {"gravity": 1}, r"env_kwargs.gravity .*not an argument of Pendulum-v1.* g"),
+        ("Pendulum-v1", {"g": 9.81, "foo": 3}, r"env_kwargs.foo \(value 3\) is not an argument"),
+        ("Pendulum-v1", {"g": 9.81, "id": "x"}, r"env_kwargs.id .*not an argument of Pendulum-v1"),
         (f"{MODULE}:CounterEnv", {"lenght": 3}, r"env_kwargs.lenght .*it takes length, terminated"),
         ("CartPole-v1", {"max_episode_steps": 0}, "max_episode_steps .* integer >= 1, got 0"),
+        ("CartPole-v1", {"wrappers": 3}, r"env_kwargs.wrappers of CartPole-v1 .*mapping, got 3"),
+        ("CartPole-v1", {"wrappers": []}, r"must be a mapping, got \[\]; allowed keys are pixels"),
+        ("CartPole-v1", {"wrappers": "pixels"}, r"must be a mapping, got 'pixels'"),
         ("CartPole-v1", {"wrappers": {"pixel": {}}}, r"wrappers.pixel .*allowed keys are pixels"),
         ("CartPole-v1", {"wrappers": {"pixels": {"frame_stack": 0}}}, r"pixels.frame_stack"),
         ("CartPole-v1", {"wrappers": {"atari": {}}}, "atari .*not available yet"),

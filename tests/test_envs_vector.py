@@ -243,7 +243,10 @@ def test_non_finite_values_name_environment_and_step() -> None:
     env.reset()
     env.step(np.zeros((3, 1), dtype=np.float32))
     bad = np.array([[0.0], [np.nan], [0.0]], dtype=np.float32)
-    with pytest.raises(NonFiniteError, match=r"environment 1 of Pendulum-v1 \(seed 4\).*step 1"):
+    message = (
+        r"environment 1 of Pendulum-v1 \(seed 4\).*step 1.*lower learning_rate, or resume from"
+    )
+    with pytest.raises(NonFiniteError, match=message):
         env.step(bad)
 
 

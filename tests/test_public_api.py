@@ -163,11 +163,6 @@ def test_observations_that_do_not_fit_are_refused(obs: Any, sac: Agent) -> None:
         sac.predict(obs)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=(ValueError, TypeError),
-    reason="LoadedAgent.predict hands what is no array of numbers to numpy unguarded",
-)
 @pytest.mark.parametrize("obs", ["abc", [1.0, [2.0], 3.0], {"a": 1}])
 def test_what_is_no_array_of_numbers_is_refused(obs: Any, sac: Agent) -> None:
     try:

@@ -87,6 +87,14 @@ class Rng:
         return {"state": torch.stack([g.get_state() for g in self.generators])}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore the generators."""
+        """Restore the generators.
+
+        States do not carry over from one kind of device to another: a generator of another kind
+        is seeded from the saved state instead.
+        """
         for generator, saved in zip(self.generators, state["state"], strict=True):
-            generator.set_state(saved.cpu().clone())
+            if saved.numel() == generator.get_state().numel():
+                generator.set_state(saved.cpu().clone())
+            else:
+                digest = hashlib.sha256(bytes(saved.cpu().tolist())).hexdigest()
+                generator.manual_seed(derive_seed(0, digest))

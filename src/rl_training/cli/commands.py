@@ -98,7 +98,9 @@ def train(
 
 @app.command()
 def resume(
-    checkpoint: CheckpointOption,
+    checkpoint: Annotated[
+        Path, typer.Option("--checkpoint", help="Run folder, or one of its checkpoint folders.")
+    ],
     total_timesteps: Annotated[
         int | None, typer.Option(help="New end of the run; schedules keep their plan.")
     ] = None,
@@ -131,6 +133,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run whole episodes with a checkpoint's deterministic policy."""
+    from rl_training.cli.display import print_metrics
     from rl_training.runtime.workflows import evaluate_checkpoint
 
     result = evaluate_checkpoint(
@@ -141,9 +144,7 @@ def evaluate(
             json.dumps({"step": result.step, "returns": result.returns, **result.metrics})
         )
         return
-    out.print(f"global_step={result.step}", highlight=False)
-    for name, value in result.metrics.items():
-        out.print(f"{name}={value:.4f}", highlight=False)
+    print_metrics(out, {"global_step": result.step, **result.metrics})
 
 
 @app.command()

@@ -138,8 +138,11 @@ def print_result(
     # A path may hold [brackets], which are no markup.
     for line in (f"run_dir={run_dir}", f"checkpoint_path={checkpoint}"):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
+    print_metrics(console, metrics)
+
+
+def print_metrics(console: Console, metrics: Mapping[str, float]) -> None:
+    """Print `name=value` lines; counts without a fraction."""
     for name, value in metrics.items():
-        text = (
-            f"{value:.0f}" if float(value).is_integer() and "return" not in name else f"{value:.4f}"
-        )
-        console.print(f"{name}={text}", highlight=False)
+        count = float(value).is_integer() and "return" not in name
+        console.print(f"{name}={value:.0f}" if count else f"{name}={value:.4f}", highlight=False)

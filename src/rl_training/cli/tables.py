@@ -18,9 +18,9 @@ def list_rows(what: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     if what == "algos":
         specs = [get_algorithm_spec(name) for name in algorithm_names()]
         rows: list[tuple[str, ...]] = [
-            (s.name, s.title, " / ".join(s.action_kinds), s.paper, s.summary) for s in specs
+            (s.name, " / ".join(s.action_kinds), s.title, s.summary) for s in specs
         ]
-        return ("name", "title", "actions", "paper", "summary"), rows
+        return ("name", "actions", "title", "summary"), rows
     if what == "presets":
         return ("preset", "command"), [
             (name, f"rl-training train --config {name}") for name in preset_names()
@@ -37,7 +37,7 @@ def print_rows(console: Console, columns: Sequence[str], rows: Sequence[Sequence
     """Print a plain table."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, no_wrap=column != "summary")
+        table.add_column(column, no_wrap=column == columns[0], overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -1,9 +1,11 @@
 """Makes one environment from an id and `env_kwargs`.
 
 An id is a registered one (`CartPole-v1`), Gymnasium's `module:Registered-v0`, or `module:Class` for
-an own environment (a class, or any callable that returns a `gymnasium.Env`). `env_kwargs` may hold
-`max_episode_steps`, `render_mode` and `wrappers`; everything else goes to the environment's
-constructor. `wrappers` may hold:
+an own environment, a subclass of `gymnasium.Env`. Ids come out of checkpoints too, so nothing but
+such a class is ever called; naming a module does import it, which runs its top-level code.
+
+`env_kwargs` may hold `max_episode_steps`, `render_mode` and `wrappers`; everything else goes to the
+environment's constructor. `wrappers` may hold:
 
 - `pixels: {resize_shape: [height, width], frame_stack: 1, channel_first: true}`: image
   observations, rendered where the environment has none of its own;
@@ -21,6 +23,7 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,6 +41,9 @@ from rl_training.errors import ConfigError, EnvError, MissingExtraError
 logger = logging.getLogger(__name__)
 
 _EXTRA_OF_MODULE = {"gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d"}
+_REFUSED_ARGUMENT = re.compile(
+    r"(?:unexpected|multiple values for) (?:keyword )?argument '([^']+)'"
+)
 
 
 class PixelOptions(BaseModel):
@@ -68,7 +74,8 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> AnyEnv
     """Make one environment with its wrappers.
 
     Raises:
-        EnvError: The id is unknown (near matches are named) or the environment cannot be made.
+        EnvError: The id is unknown (near matches are named), `module:name` names something other
+            than a subclass of `gymnasium.Env`, or the environment cannot be made.
         ConfigError: `env_kwargs` holds something the environment or its wrappers do not take.
         MissingExtraError: An optional dependency is missing.
     """
@@ -89,7 +96,12 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> AnyEnv
     return _wrapped(env, options)
 
 
-def _wrapper_options(env_id: str, raw: Mapping[str, Any] | None) -> WrapperOptions:
+def _wrapper_options(env_id: str, raw: object) -> WrapperOptions:
+    if raw is not None and not isinstance(raw, Mapping):
+        raise ConfigError(
+            f"env_kwargs.wrappers of {env_id} must be a mapping, got {raw!r}; allowed keys "
+            "are pixels (resize_shape, frame_stack, channel_first), reward_scale and clip_reward"
+        )
     try:
         options = WrapperOptions.model_validate(dict(raw or {}))
     except ValidationError as error:
@@ -123,6 +135,11 @@ def _is_own_class(env_id: str) -> bool:
     if ":" not in env_id:
         return False
     module_name, _, name = env_id.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise EnvError(
+            f"environment {env_id!r}: {module_name!r} is not the name of a module; an own "
+            "environment is named as module:Class, for instance my_tasks:Corridor"
+        )
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -148,23 +165,34 @@ def _takes_render_mode(env_id: str, own_class: bool) -> bool:
     """Whether it can be asked to render; environments with images of their own often cannot."""
     if not own_class:
         return True
-    return "render_mode" in _constructor_parameters(_own_creator(env_id))
+    return "render_mode" in _constructor_parameters(_own_class(env_id))
 
 
-def _own_creator(env_id: str) -> Callable[..., Any]:
+def _own_class(env_id: str) -> type[AnyEnv]:
+    """The class that `module:name` names.
+
+    The id may stem from a stranger's checkpoint: calling whatever it names, `os:system` say, would
+    make the file a program. A class of environments was at least written to be made from here.
+    """
     module_name, _, name = env_id.partition(":")
-    creator: Callable[..., Any] = getattr(importlib.import_module(module_name), name)
-    return creator
+    named = getattr(importlib.import_module(module_name), name)
+    if not (isinstance(named, type) and issubclass(named, gym.Env)):
+        what = f"the class {name}" if isinstance(named, type) else f"a {type(named).__name__}"
+        raise EnvError(
+            f"environment {env_id} is {what}, not a subclass of gymnasium.Env, and was not called; "
+            "name a class of environments, or register a function with gymnasium.register and "
+            "name its id as module:Registered-v0"
+        )
+    return named
 
 
 def _make_own(env_id: str, kwargs: dict[str, Any]) -> AnyEnv:
-    creator = _own_creator(env_id)
-    env = _construct(env_id, creator, creator, kwargs)
-    if not isinstance(env, gym.Env):
+    creator = _own_class(env_id)
+    env: object = _construct(env_id, creator, creator, kwargs)
+    if not isinstance(env, gym.Env):  # A class may give something else from __new__.
         raise EnvError(
-            f"environment {env_id} gave {type(env).__name__}, not a gymnasium.Env; name a subclass "
-            "of "
-            f"gymnasium.Env or a function that returns an instance of one"
+            f"environment {env_id} gave {type(env).__name__}, not a gymnasium.Env; remove its "
+            "__new__ or let it return an instance of the class"
         )
     return env
 
@@ -222,13 +250,15 @@ def _construct(
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise _missing_dependency(env_id, entry_point, error) from error
     except TypeError as error:
-        unknown = [key for key in kwargs if f"'{key}'" in str(error)]
-        if not unknown or "argument" not in str(error):
+        # Only this part of the message names the culprit: Gymnasium appends all keywords given.
+        refused = _REFUSED_ARGUMENT.search(str(error))
+        unknown = refused.group(1) if refused else ""
+        if unknown not in kwargs:
             raise EnvError(f"environment {env_id} could not be made: {error}") from error
         accepted = _constructor_parameters(entry_point)
         known = f"; it takes {', '.join(accepted)}" if accepted else ""
         raise ConfigError(
-            f"env_kwargs.{unknown[0]} (value {kwargs[unknown[0]]!r}) is not an argument of "
+            f"env_kwargs.{unknown} (value {kwargs[unknown]!r}) is not an argument of "
             f"{env_id}{known}; "
             f"max_episode_steps, render_mode and wrappers are taken for every environment"
         ) from error

@@ -73,6 +73,11 @@ _SKIP = frozenset(
 )
 # Transition tables that the class fixes: large, and the same in every instance.
 _CONSTANT_TABLES = {"TaxiEnv": {"P"}, "CliffWalkingEnv": {"P"}}
+# Tasks that keep one Box2D world over all episodes.
+_WORLD_OUTLIVES_EPISODE = {
+    ("gymnasium.envs.box2d.bipedal_walker", "BipedalWalker"),
+    ("gymnasium.envs.box2d.car_racing", "CarRacing"),
+}
 
 
 def weakest_level(levels: Iterable[ResumeLevel]) -> ResumeLevel:
@@ -169,6 +174,19 @@ def _digest(obs: Array) -> str:
     return hashlib.sha256(head + array.tobytes()).hexdigest()
 
 
+def _renew_world(base: Any) -> None:
+    """Give a Box2D task an empty world for its next episode, as LunarLander does by itself.
+
+    A used world keeps traces of its past after its bodies are destroyed, so an episode in it may
+    differ from the same one in a new world (Gymnasium issue 728). Subclasses are left alone: they
+    may have a world of their own making.
+    """
+    if (type(base).__module__, type(base).__name__) not in _WORLD_OUTLIVES_EPISODE:
+        return
+    base._destroy()
+    base.world = type(base.world)(gravity=base.world.gravity)
+
+
 class ReplayLog:
     """The start of the running episode and the actions since."""
 
@@ -180,6 +198,7 @@ class ReplayLog:
 
     def begin(self, seed: int | None) -> None:
         """Note the state before a reset, with what outlives an episode (counters, curricula)."""
+        _renew_world(self._env.unwrapped)
         limit = _MAX_REPLAY_ATTRIBUTE_BYTES
         self._start = {
             "seed": seed,

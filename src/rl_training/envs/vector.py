@@ -215,7 +215,8 @@ class VectorEnv:
             raise NonFiniteError(
                 f"the action for environment {bad[0]} of {self.env_id} (seed {self.seed}) is not "
                 "finite at step "
-                f"{self.num_steps}: {actions[bad[0]]}; the policy has diverged"
+                f"{self.num_steps}: {actions[bad[0]]}; the policy has diverged: "
+                "lower learning_rate, or resume from an earlier checkpoint"
             )
         env_actions = self._to_env(actions)
         assert len(env_actions) == self.num_envs, (env_actions.shape, self.num_envs)

@@ -9,10 +9,12 @@ checkpoint may be written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import cast
 
 import numpy as np
+import psutil
 import torch
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
@@ -22,6 +24,7 @@ from rl_training.data.batch import RolloutBatch
 from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.seeds import SeedVectorEnv
+from rl_training.errors import ConfigError
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
@@ -41,6 +44,8 @@ def make_replay(
             "priority_exponent": config.priority_exponent,
             "importance_exponent": config.importance_exponent,
         }
+    columns = 2 * math.prod(spec.obs_shape) + spec.action_dim + 3
+    _require_memory(4 * columns * config.buffer_capacity * len(seeds), config, device)
     return kind(
         config.buffer_capacity,
         spec.obs_shape,
@@ -53,6 +58,19 @@ def make_replay(
         device=device,
         **extra,
     )
+
+
+def _require_memory(needed: int, config: ReplayConfig, device: torch.device) -> None:
+    """Refuse a replay that cannot fit, before the machine finds out."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = psutil.virtual_memory().available
+    if needed > free:
+        raise ConfigError(
+            f"algo_kwargs.buffer_capacity {config.buffer_capacity} needs {needed / 2**30:.1f} GiB, "
+            f"but {free / 2**30:.1f} GiB of {device.type} memory are free; lower it"
+        )
 
 
 def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -> TrainResult:

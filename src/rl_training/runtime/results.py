@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +49,10 @@ class TrainingInterrupted(RLTrainingError):
 
 
 def summarize_returns(returns: Sequence[float]) -> dict[str, float]:
-    """Return mean, standard deviation, median, extremes and number of episode returns."""
+    """Return mean, standard deviation, median, extremes and number; NaN when there are none."""
+    if not returns:
+        names = ("mean", "std", "median", "min", "max")
+        return {**{f"eval_return_{name}": math.nan for name in names}, "eval_episodes": 0.0}
     return {
         "eval_return_mean": statistics.fmean(returns),
         "eval_return_std": statistics.pstdev(returns),

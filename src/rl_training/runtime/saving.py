@@ -67,7 +67,8 @@ class Saver:
             save_checkpoint(
                 folder,
                 step,
-                header=self._header(index, log_offsets[index], best_steps[index]),
+                header=self._header(index, log_offsets[index], best_steps[index])
+                | {"device": parts["learner"].device.type},
                 states={name: slice_seed(state, index) for name, state in states.items()},
                 segmented=segmented,
                 seed_index=index,
@@ -108,6 +109,12 @@ class Saver:
         self._newest_step = loaded[0].step
         for checkpoint, folder in zip(loaded, self.folders, strict=True):
             messages += set_newer_aside(folder, checkpoint.step)
+        before, now = loaded[0].header["device"], parts["learner"].device.type
+        if before != now:
+            messages.append(
+                f"the run was saved on {before} and goes on here on {now}: it continues, but not "
+                "to the bit, and with other random numbers"
+            )
         return messages
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricLogger
-from rl_training.experiment.runs import seed_folders
+from rl_training.experiment.runs import run_lock, seed_folders
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.early_stopping import StopRule
 from rl_training.runtime.evaluator import Evaluator
@@ -47,13 +48,14 @@ class Part(Protocol):
 class Clock(Stateful):
     """Steps done, steps planned, and the best evaluation of each seed."""
 
-    def __init__(self, planned: int, num_seeds: int) -> None:
+    def __init__(self, planned: int, num_seeds: int, eval_episodes: int) -> None:
         self.step = Counter()
         self.planned = Counter(planned)
         self.evaluated_at = Counter(-1)
         self.best_return = torch.full((num_seeds,), -torch.inf, dtype=torch.float64)
         self.best_step = torch.full((num_seeds,), -1, dtype=torch.int64)
-        self.last_return = torch.full((num_seeds,), torch.nan, dtype=torch.float64)
+        shape = (num_seeds, eval_episodes)
+        self.last_returns = torch.full(shape, torch.nan, dtype=torch.float64)
 
 
 class Session:
@@ -64,7 +66,7 @@ class Session:
         config: TrainConfig,
         spec: AlgorithmSpec,
         env_spec: EnvSpec,
-        run_dir: Path,
+        open_folder: Callable[[], Path],
         *,
         callbacks: Sequence[Callback] = (),
         signals: SignalFlag | None = None,
@@ -72,26 +74,26 @@ class Session:
         restore_from: Sequence[LoadedCheckpoint] = (),
         stop_at: int | None = None,
     ) -> None:
-        self.config, self.spec, self.run_dir = config, spec, run_dir
+        self.config, self.spec, self.env_spec = config, spec, env_spec
         self.seeds = config.all_seeds
         self.total = config.total_timesteps
-        self.clock = Clock(self.total, len(self.seeds))
+        self.clock = Clock(self.total, len(self.seeds), config.eval_episodes)
         self.stop_rule = StopRule(config.algo_config.early_stopping)
         self.parts: dict[str, Part] = {"clock": self.clock, "stop_rule": self.stop_rule}
         self.callbacks = tuple(callbacks)
         self.state = TrainerState(
-            config.algo, config.env_id, self.seeds, run_dir, total_timesteps=self.total
+            config.algo, config.env_id, self.seeds, Path(), total_timesteps=self.total
         )
         self._signals = signals or SignalFlag()
         self._restore_from = restore_from
         self._stop_at = stop_at
         self._previous = self._next_event = 0
-        self._folders = list(seed_folders(run_dir, config).values())
+        self._open_folder = open_folder
         self._resume_level = resume_level
-        self._saver = Saver(config, env_spec, self._folders, resume_level)
+        self._resources = ExitStack()
+        self._is_open = False
         self._evaluator = Evaluator(config.env_id, config.env_kwargs, self.seeds)
         self._loggers: list[MetricLogger] = []
-        self._last_returns: list[list[float]] | None = None
         self._started = self._last_save = time.monotonic()
 
     # Before the first step
@@ -103,8 +105,15 @@ class Session:
         self.parts |= {"learner": learner, "recorder": self.recorder, **parts}
 
     def begin(self, start: Any) -> None:
-        """Take the run up from its checkpoint, or call `start` to begin a new one."""
+        """Take the run up from its checkpoint, or call `start` to begin a new one.
+
+        The folder is made here, when everything else has been: a mistake leaves nothing behind.
+        """
         messages: list[str] = []
+        self.run_dir = self.state.run_dir = self._open_folder()
+        self._resources.enter_context(run_lock(self.run_dir))
+        self._folders = list(seed_folders(self.run_dir, self.config).values())
+        self._saver = Saver(self.config, self.env_spec, self._folders, self._resume_level)
         if self._restore_from:
             messages = self._saver.restore(self._restore_from, self.parts)
         else:
@@ -121,8 +130,13 @@ class Session:
             )
             for index, folder in enumerate(self._folders)
         ]
+        self._is_open = True
         for callback in self.callbacks:
             callback.on_start(self.state)
+        if step >= self.total:
+            messages.append(
+                f"the run is complete at step {step}; give it a larger total_timesteps to go on"
+            )
         if self._resume_level() == "restart":
             messages.append(
                 f"{self.config.env_id} cannot be saved and restored: a resumed run will begin a "
@@ -247,13 +261,12 @@ class Session:
         if self.config.eval_episodes == 0:
             return False
         returns = self._evaluator.evaluate(self.learner, self.config.eval_episodes, self.step)
-        self._last_returns = returns
+        self.clock.last_returns.copy_(torch.tensor(returns, dtype=torch.float64))
         self.clock.evaluated_at.value = self.step
         rows = [summarize_returns(episodes) for episodes in returns]
         for row, logger in zip(rows, self._loggers, strict=True):
             logger.log("eval", self.step, row)
         means = torch.tensor([row["eval_return_mean"] for row in rows], dtype=torch.float64)
-        self.clock.last_return.copy_(means)
         better = means > self.clock.best_return
         self.clock.best_step[better] = self.step
         self.clock.best_return.copy_(torch.maximum(means, self.clock.best_return))
@@ -312,17 +325,19 @@ class Session:
 
     def _final_metrics(self, index: int) -> dict[str, float]:
         metrics = {"global_step": float(self.step)}
-        if self._last_returns is not None:
-            metrics |= summarize_returns(self._last_returns[index])
-        elif self.config.eval_episodes:
-            metrics["eval_return_mean"] = float(self.clock.last_return[index])
+        evaluated = self.clock.evaluated_at.value >= 0
+        metrics |= summarize_returns(self.clock.last_returns[index].tolist() if evaluated else [])
         metrics["gradient_steps"] = float(self.recorder.total_gradient_steps.value)
         return metrics
 
     def close(self) -> None:
-        """Close logs and evaluation environments."""
+        """Close logs and evaluation environments and let go of the folder; may be called twice."""
         for logger in self._loggers:
             logger.close()
         self._evaluator.close()
+        self._resources.close()
+        if not self._is_open:
+            return
+        self._is_open = False
         for callback in self.callbacks:
             callback.on_end(self.state)

@@ -15,7 +15,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.runs import create_run_folder, run_lock
+from rl_training.experiment.runs import create_run_folder
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.loops import LOOPS
 from rl_training.runtime.results import TrainResult
@@ -91,19 +91,18 @@ def _run(
         )
         stack.callback(envs.close)
         learner = spec.build(envs.spec, config.algo_config, config.all_seeds, device)
-        run_dir = open_folder()
-        stack.enter_context(run_lock(run_dir))
         session = Session(
             config,
             spec,
             envs.spec,
-            run_dir,
+            open_folder,
             callbacks=callbacks,
             signals=stack.enter_context(watch_signals()),
             resume_level=lambda: envs.resume_level,
             restore_from=loaded,
             stop_at=stop_at,
         )
+        stack.callback(session.close)
         return LOOPS[spec.loop](session, learner, envs)
 
 

@@ -53,7 +53,14 @@ class LoadedAgent:
             DataError: When the observation has another shape than the task's.
         """
         shape = tuple(self.env_spec.obs_shape)
-        array = np.asarray(obs, dtype=np.float32 if len(shape) == 1 else self.env_spec.obs_dtype)
+        try:
+            array = np.asarray(
+                obs, dtype=np.float32 if len(shape) == 1 else self.env_spec.obs_dtype
+            )
+        except (TypeError, ValueError):
+            raise DataError(
+                f"the observation must be numbers of shape {shape}, got {str(obs)[:80]!r}"
+            ) from None
         single = array.shape == shape
         batch = array[None] if single else array
         if batch.ndim != len(shape) + 1 or batch.shape[1:] != shape:
