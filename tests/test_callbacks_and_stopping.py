@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from rich.console import Console
@@ -336,3 +336,13 @@ def test_the_best_so_far_is_remembered_across_a_resume(tmp_path: Path) -> None:
     assert after["best_return"].item() >= before["best_return"].item()
     evaluations = {r["step"]: r["eval_return_mean"] for r in read_metrics(cut.run_dir, "eval")}
     assert after["best_return"].item() == max(evaluations.values())
+
+
+@pytest.mark.parametrize(("mode", "values"), [("max", (1.0, 3.0, 2.0)), ("min", (3.0, 1.0, 2.0))])
+def test_early_stopping_knows_which_way_is_better(
+    mode: Literal["max", "min"], values: tuple[float, ...]
+) -> None:
+    patient = StopRule(EarlyStopping(mode=mode, patience=1))
+    assert [patient.judge(1, [[value]]) is not None for value in values] == [False, False, True]
+    target = StopRule(EarlyStopping(mode=mode, target=values[1]))
+    assert [target.judge(1, [[value]]) is not None for value in values] == [False, True, False]

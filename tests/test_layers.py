@@ -15,6 +15,7 @@ from rl_training.models.layers import (
     StackedLinear,
     StackedMLP,
     orthogonal_init,
+    tanh,
 )
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.models.mlp_sac import MLPSACModel
@@ -173,3 +174,15 @@ def test_q_network_activates_its_body(dueling: bool) -> None:
     if dueling:
         expected = out[..., 4:] + out[..., :4] - out[..., :4].mean(-1, keepdim=True)
     torch.testing.assert_close(network(x), expected)
+
+
+@pytest.mark.parametrize("rows", [3, 5000])
+def test_tanh_and_its_gradient_equal_the_library(rows: int) -> None:
+    x = torch.linspace(-12, 12, rows, dtype=torch.float64).requires_grad_()
+    ours, theirs = tanh(x * 1), torch.tanh(x)
+    torch.testing.assert_close(ours, theirs)
+    (gradient,) = torch.autograd.grad(ours.square().sum(), x)
+    (expected,) = torch.autograd.grad(theirs.square().sum(), x)
+    torch.testing.assert_close(gradient, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(tanh(x * 1), theirs)

@@ -23,13 +23,13 @@ COMMON = ["eval_episodes=2", "checkpoint_interval=40", "log_interval=40", "tenso
 RUNS = {
     "sac": (
         "sac/pendulum",
-        3_000,
+        12_000,
         ["batch_size=32", "hidden_sizes=[32,32]", "learning_starts=100"],
     ),
     "ppo": ("ppo/cartpole", 1_000_000, ["num_steps=32", "minibatch_size=64", "update_epochs=2"]),
     "dqn": (
         "dqn/cartpole",
-        6_000,
+        20_000,
         ["batch_size=32", "hidden_sizes=[32,32]", "learning_starts=100"],
     ),
 }

@@ -45,8 +45,10 @@ class EarlyStopping(StrictModel):
         "eval_return_mean"
     )
     """What is compared, over the episodes of one evaluation (the mean over seeds in a group)."""
+    mode: Literal["max", "min"] = "max"
+    """Whether a larger or a smaller value is better."""
     target: float | None = None
-    """Stop once the metric is at least this for `patience` evaluations in a row."""
+    """Stop once the metric is at least this good for `patience` evaluations in a row."""
     patience: PositiveInt = 1
     """Evaluations in a row at `target`, or, without a target, without a gain of `min_delta`."""
     min_delta: NonNegativeFloat = 0.0

@@ -36,14 +36,16 @@ class StopRule:
     def _reached(self, value: float) -> str | None:
         assert self.settings is not None
         assert self.settings.target is not None
-        self.streak = self.streak + 1 if value >= self.settings.target else 0
+        sign = 1 if self.settings.mode == "max" else -1
+        self.streak = self.streak + 1 if sign * (value - self.settings.target) >= 0 else 0
         if self.streak < self.settings.patience:
             return None
         return f"{self.settings.metric} {value:.1f} reached the target {self.settings.target:g}"
 
     def _stalled(self, value: float) -> str | None:
         assert self.settings is not None
-        if self.best is None or value > self.best + self.settings.min_delta:
+        sign = 1 if self.settings.mode == "max" else -1
+        if self.best is None or sign * (value - self.best) > self.settings.min_delta:
             self.best, self.streak = value, 0
             return None
         self.streak += 1
