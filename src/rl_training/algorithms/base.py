@@ -50,7 +50,7 @@ class Metrics(Mapping[str, float]):
         return f"Metrics({dict(self)})"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class UpdateResult:
     """What one call of `update` did."""
 
@@ -60,7 +60,7 @@ class UpdateResult:
     """New priorities of the sampled rows `[S, B]`; the loop hands them to the replay buffer."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StepOutput:
     """What an algorithm's `step` returns; metrics are tensors `[S]` or `[S, B]`."""
 

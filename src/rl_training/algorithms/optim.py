@@ -38,7 +38,7 @@ class Adam(Stateful):
     def minimize(self, loss: Tensor, active: Tensor | None = None) -> None:
         """Step down the gradient of `loss` `[S]`; seeds that are not `active` `[S]` stay put."""
         # The fused kernel walks memory, so a gradient must lie in it as its parameter does.
-        found = torch.autograd.grad(loss.sum(), self.parameters)
+        found = torch.autograd.grad(loss if loss.numel() == 1 else loss.sum(), self.parameters)
         gradients = [gradient.contiguous() for gradient in found]
         divisor = None
         if self.max_grad_norm is not None and loss.shape[0] == 1:
