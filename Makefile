@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: train test check learn faults bench clean
 
 train: $(STAMP)  ## Train SAC on Pendulum-v1 until it is solved, and say what to do next.
-	$(BIN)/rl-training train --config sac/pendulum_first_run
+	@$(BIN)/rl-training train --config sac/pendulum_first_run
 
 test: $(STAMP)  ## Run the fast tests, as CI does.
 	$(BIN)/python -m pytest -n 2
@@ -27,9 +27,10 @@ bench: $(STAMP)  ## Speed beside Stable-Baselines3, where that is installed.
 	$(BIN)/python -m bench
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) with pinned dependencies; this takes a minute or two, once."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $(STAMP)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $(STAMP)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,8 +159,6 @@ def predict(
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the action.")] = False,
 ) -> None:
     """Choose an action for an observation."""
-    import sys
-
     from rl_training.errors import DataError
     from rl_training.runtime.workflows import load_agent
 
@@ -284,6 +285,14 @@ def _warn(text: str) -> None:
     err.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
+def _command() -> str:
+    """Return what to type for this program here: its name, or its path when not on the PATH."""
+    called = Path(sys.argv[0])
+    if shutil.which("rl-training") or called.name != "rl-training":
+        return "rl-training"
+    return os.path.relpath(called)
+
+
 def _report(result: TrainResult) -> None:
     """Print where everything is; `name=value` lines first, for scripts."""
     from rl_training.cli.display import print_result
@@ -305,9 +314,11 @@ def _report(result: TrainResult) -> None:
     if out.is_terminal:
         checkpoint = (result.per_seed or (result,))[0].run_dir
         err.print("\nWhat next:", style="bold")
+        command = _command()
+        board = command.replace("rl-training", "tensorboard")
         for line in (
-            f"rl-training eval --checkpoint {checkpoint} --episodes 20",
-            f"rl-training resume --checkpoint {result.run_dir} --total-timesteps <more>",
-            f"tensorboard --logdir {result.run_dir}",
+            f"{command} eval --checkpoint {checkpoint} --episodes 20",
+            f"{command} resume --checkpoint {result.run_dir} --total-timesteps <more>",
+            f"{board} --logdir {result.run_dir}",
         ):
             err.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)

@@ -76,7 +76,7 @@ class ProgressDisplay(Callback):
         """Print a line that stays."""
         count = sum(len(episodes) for episodes in returns)
         mean, std = state.metrics["eval_return_mean"], state.metrics["eval_return_std"]
-        losses = [f"{n} {state.metrics[n]:.3g}" for n in SHOWN if n in state.metrics]
+        losses = [f"{n} {state.metrics[n]:.3g}" for n in SHOWN if n in state.metrics][:3]
         self.console.print(
             f"  step {state.step:>9,}  eval return [bold green]{mean:9.2f}[/] ± {std:<8.2f} "
             f"({count} episodes)  [dim]{'  '.join(losses)}[/]",
