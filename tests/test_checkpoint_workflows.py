@@ -105,7 +105,7 @@ def test_a_folder_without_checkpoints_is_named(which: str, tmp_path: Path) -> No
 def test_a_saved_file_cannot_be_resumed(finished: TrainResult, tmp_path: Path) -> None:
     loaded = open_checkpoint(finished.run_dir, components={"learner"})
     file = save_single_file(tmp_path / "agent", header=loaded.header, states=loaded.states)
-    with pytest.raises(CheckpointError, match="saved agent for evaluation and prediction"):
+    with pytest.raises(CheckpointError, match="is a file; training is resumed from a run folder"):
         resume_training(file)
 
 

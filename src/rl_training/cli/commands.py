@@ -266,10 +266,14 @@ def parse_seeds(text: str) -> list[int]:
     try:
         if ".." in text:
             first, last = (int(part) for part in text.split(".."))
-            return list(range(first, last + 1))
-        return [int(part) for part in text.split(",")]
+            seeds = list(range(first, last + 1))
+        else:
+            seeds = [int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--seeds must look like 1,2,3 or 0..7, got {text!r}") from None
+        seeds = []
+    if not seeds:
+        raise ConfigError(f"--seeds must look like 1,2,3 or 0..7 (rising), got {text!r}")
+    return seeds
 
 
 def _one_seed_only(changes: dict[str, Any]) -> None:

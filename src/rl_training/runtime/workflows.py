@@ -183,8 +183,8 @@ def resume_training(
     path = Path(path)
     if path.is_file():
         raise CheckpointError(
-            f"{path} is a saved agent for evaluation and prediction; training is resumed from "
-            "a run folder, which also holds the replay and the environments"
+            f"{path} is a file; training is resumed from a run folder or one of its checkpoints "
+            "(a file made by save() holds the agent alone, without replay and environments)"
         )
     group = _group_folders(path)
     never_saved = _without_checkpoint(path, group)
