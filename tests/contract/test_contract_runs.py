@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +111,7 @@ def test_every_action_kind_trains(algo: str, tmp_path: Path) -> None:
 
 
 @every_algorithm
-def test_trainer_shim_example_and_documentation_exist(algo: str) -> None:
+def test_trainer_shim_example_documentation_and_tests_exist(algo: str) -> None:
     shim = ROOT / "src/rl_training/runtime" / f"{algo}_trainer.py"
     assert len(shim.read_text().splitlines()) <= 8
     module = __import__(f"rl_training.runtime.{algo}_trainer", fromlist=["x"])
@@ -121,18 +119,5 @@ def test_trainer_shim_example_and_documentation_exist(algo: str) -> None:
     assert list((ROOT / "examples").glob(f"{algo}_*_reference.py"))
     assert (ROOT / "docs/algorithms" / f"{algo}.md").is_file()
     assert any(name.startswith(f"{algo}/") for name in preset_names())
-
-
-@every_algorithm
-def test_reference_example_runs(algo: str, tmp_path: Path) -> None:
-    for example in sorted((ROOT / "examples").glob(f"{algo}_*_reference.py")):
-        done = subprocess.run(
-            [sys.executable, str(example), "--total-timesteps", "600"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "eval_return_mean=" in done.stdout
+    for kind in ("update", "trainer_smoke", "reference_script"):
+        assert (ROOT / "tests" / f"test_{algo}_{kind}.py").is_file()

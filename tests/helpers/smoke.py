@@ -1,0 +1,55 @@
+"""What `test_<algo>_trainer_smoke.py` and `test_<algo>_reference_script.py` share."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.contract import small_config
+from rl_training.algorithms.config import AlgoConfig
+from rl_training.errors import ConfigError
+from rl_training.experiment.registry import algorithm_names
+from rl_training.runtime.results import TrainResult
+from rl_training.runtime.train import TrainFunction
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def check_trainer(algo: str, folder: Path) -> None:
+    """`train_<algo>` trains, says where the run is, and refuses another algorithm's config."""
+    module = importlib.import_module(f"rl_training.runtime.{algo}_trainer")
+    train: TrainFunction = getattr(module, f"train_{algo}")
+    config = small_config(algo, folder)
+    assert isinstance(config.algo_config, AlgoConfig)
+    result = train(config, run_suffix="smoke")
+    assert isinstance(result, TrainResult)
+    assert result.run_dir.name.endswith("_smoke")
+    assert result.checkpoint_path.is_dir()
+    assert result.metrics["global_step"] >= config.total_timesteps
+    assert np.isfinite(result.metrics["eval_return_mean"])
+    other = next(name for name in algorithm_names() if name != algo)
+    with pytest.raises(ConfigError, match=f"train_{algo} was given"):
+        train(small_config(other, folder))
+
+
+def check_reference_script(algo: str, folder: Path) -> None:
+    """Every reference example of the algorithm runs in seconds with few steps."""
+    examples = sorted((ROOT / "examples").glob(f"{algo}_*_reference.py"))
+    assert examples
+    for example in examples:
+        done = subprocess.run(
+            [sys.executable, str(example), "--total-timesteps", "600"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "eval_return_mean=" in done.stdout
+        assert "action for" in done.stdout
