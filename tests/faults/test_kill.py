@@ -29,7 +29,7 @@ RUNS = {
     "ppo": ("ppo/cartpole", 1_000_000, ["num_steps=32", "minibatch_size=64", "update_epochs=2"]),
     "dqn": (
         "dqn/cartpole",
-        20_000,
+        40_000,
         ["batch_size=32", "hidden_sizes=[32,32]", "learning_starts=100"],
     ),
 }
