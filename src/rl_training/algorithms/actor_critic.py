@@ -6,8 +6,6 @@ update stands in one place.  Shapes: S seeds, N critics, B batch, A action.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-
 import torch
 from torch import Tensor
 
@@ -82,9 +80,9 @@ class ActorCritic(TransitionLearner):
         metrics |= target_metrics | critic_metrics | actor_metrics | multiplier_metrics
         return StepOutput(metrics, priority=td_error)
 
-    @abstractmethod
     def td_target(self, batch: TransitionBatch) -> Loss:
         """Return the regression target `[S, B]` and metrics."""
+        raise NotImplementedError
 
     def critic_loss(
         self, batch: TransitionBatch, target: Tensor
@@ -95,9 +93,9 @@ class ActorCritic(TransitionLearner):
         loss = weighted_mean(error.square(), weight).sum(1)
         return loss, {}, error.detach().abs().mean(1)
 
-    @abstractmethod
     def actor_loss(self, batch: TransitionBatch) -> Loss:
         """Return the policy's loss `[S]` and metrics."""
+        raise NotImplementedError
 
     def update_multipliers(self, actor_metrics: dict[str, Tensor]) -> dict[str, Tensor]:  # noqa: ARG002
         """Move temperatures and the like by what the actor's loss measured; returns metrics."""

@@ -116,8 +116,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore everything but the rows."""
         require_same_keys(self.state_dict(), state, type(self).__name__)
-        base = {name: state[name] for name in ReplayBuffer.state_dict(self)}
-        self.inserted.load_state_dict(base["inserted"])
-        self.rng.load_state_dict(base["rng"])
+        self.inserted.load_state_dict(state["inserted"])
+        self.rng.load_state_dict(state["rng"])
         for name in ("powers", "sums", "largest"):
             copy_tensor(getattr(self, name), state[name], name)

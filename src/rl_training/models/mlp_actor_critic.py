@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rl_training.models.heads import (
     LOG_SQRT_2PI,
     categorical_log_prob_entropy,
+    gaussian_log_prob,
     gumbel_sample,
 )
 from rl_training.models.layers import StackedMLP
@@ -77,6 +78,6 @@ class MLPActorCriticModel(nn.Module):
         if self.discrete:
             return categorical_log_prob_entropy(out, action)
         noise = (action - out) * torch.exp(-self.log_std)
-        log_prob = (-0.5 * noise * noise - self.log_std - LOG_SQRT_2PI).sum(-1)
+        log_prob = gaussian_log_prob(noise, self.log_std)
         entropy = (self.log_std + 0.5 + LOG_SQRT_2PI).sum(-1).expand_as(log_prob)
         return log_prob, entropy
