@@ -79,7 +79,7 @@ def sac() -> Callable[[], float]:
     replay = ReplayBuffer(SAC["buffer"], (SAC["obs"],), (SAC["action"],))
     for rows in replay.rows.values():
         rows.copy_(torch.randn(rows.shape).mul(0.3).to(rows.dtype))
-    replay.inserted.value = SAC["buffer"]
+    replay.set_inserted(SAC["buffer"])
     learner = SACLearner(model=MLPSACModel(SAC["obs"], SAC["action"], SAC["hidden"]))
 
     def chunk() -> float:

@@ -75,9 +75,9 @@ def test_the_first_step_has_the_size_of_the_learning_rate() -> None:
     torch.testing.assert_close(parameter.detach(), torch.tensor([[2.9, -1.9, 0.5]]))
 
 
-@pytest.mark.parametrize(("max_grad_norm", "tolerance"), [(None, 0.0), (0.5, 1e-6)])
+@pytest.mark.parametrize(("max_grad_norm", "tolerance"), [(None, 1e-7), (0.5, 1e-6)])
 def test_stacked_seeds_equal_single_ones(max_grad_norm: float | None, tolerance: float) -> None:
-    # To the bit, but for the norm of a clipped gradient, which is summed in another order.
+    # Vector and scalar instructions round differently; a clipped norm is summed in another order.
     stacked, targets = parameters_of(SEEDS), make_tensors(SEEDS, "targets")
     adam = Adam(stacked, 0.01, max_grad_norm=max_grad_norm)
     singles = [parameters_of((seed,)) for seed in SEEDS]

@@ -103,8 +103,7 @@ def test_first_policy_gradient_is_the_plain_one() -> None:
 def test_losses_of_a_moved_policy_by_hand() -> None:
     learner = make_learner(normalize_advantage=False, ent_coef=0.1, vf_coef=0.25)
     batch = two_row_minibatch(learner, (1.0, -3.0), ratio=1.5)
-    loss, parts = learner.loss(batch)
-    metrics = learner.summarize([parts])
+    loss, metrics = learner.loss(batch)
     # min(1.5, 1.2) and min(-4.5, -3.6); error 2 gives half of 4.
     assert metrics["policy_loss"].item() == pytest.approx((-1.2 + 4.5) / 2, rel=1e-5)
     assert metrics["value_loss"].item() == pytest.approx(2.0, rel=1e-5)

@@ -73,7 +73,8 @@ def test_importance_weights_follow_their_formula() -> None:
     set_all(buffer, priority)
     share = probabilities(priority, 0.7)
     for progress, exponent in ((0.0, 0.4), (0.5, 0.7), (1.0, 1.0)):
-        batch = buffer.sample(8, progress)
+        buffer.set_progress(progress)
+        batch = buffer.sample(8)
         assert batch.weight is not None
         assert batch.index is not None
         raw = (7 * share.gather(1, batch.index)) ** -exponent

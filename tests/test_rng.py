@@ -1,14 +1,18 @@
-"""Randomness: one generator per seed and owner, nothing global, restored to the bit."""
+"""Randomness: one key per seed and owner, nothing global, restored to the bit."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from rl_training import rng as rng_module
+from rl_training.errors import CheckpointError
 from rl_training.rng import Rng, derive_seed
 
 SEEDS = (4, 9, 2)
@@ -77,7 +81,7 @@ def test_saved_state_is_not_touched_by_later_draws() -> None:
 
 
 def test_state_of_another_number_of_seeds_is_refused() -> None:
-    with pytest.raises(ValueError, match="argument"):
+    with pytest.raises(CheckpointError, match="keys"):
         Rng((0, 1), "x").load_state_dict(Rng((0,), "x").state_dict())
 
 
@@ -88,3 +92,51 @@ def test_nothing_global_is_drawn_from_or_seeded() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(123)
     assert torch.equal(Rng((0,), "x").normal(4), first)
+
+
+def test_tensors_and_host_draw_the_same_numbers() -> None:
+    host, tensors = Rng(SEEDS, "x"), Rng(SEEDS, "x")
+    tensors.as_tensors = True
+    for _ in range(2):
+        assert torch.equal(host.integers(10**6, 4, 7), tensors.integers(10**6, 4, 7))
+        assert torch.equal(host.uniform(33), tensors.uniform(33))
+        assert torch.equal(host.permutation(50), tensors.permutation(50))
+        torch.testing.assert_close(host.normal(999), tensors.normal(999), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(host.exponential(999), tensors.exponential(999))
+    assert torch.equal(host.counter, tensors.counter)
+
+
+def test_words_are_those_of_splitmix64() -> None:
+    # Steele et al. (2014): the published first output of the generator started at zero.
+    state = torch.tensor(rng_module._signed(rng_module._GOLDEN))
+    word = rng_module._tensor_mix(state).item()
+    assert word & (2**64 - 1) == 0xE220A8397B1DCDAF
+    assert rng_module._mix(np.array([rng_module._GOLDEN], np.uint64))[0] == 0xE220A8397B1DCDAF
+
+
+def test_normal_numbers_have_the_moments_and_tails_of_a_gaussian() -> None:
+    draws = Rng((3,), "moments").normal(400_000)[0].double()
+    assert draws.mean().item() == pytest.approx(0.0, abs=0.006)
+    assert draws.var().item() == pytest.approx(1.0, abs=0.01)
+    assert draws.pow(3).mean().item() == pytest.approx(0.0, abs=0.02)
+    assert draws.pow(4).mean().item() == pytest.approx(3.0, abs=0.06)
+    for bound in (0.5, 1.0, 2.0, 3.0):
+        share = (draws > bound).double().mean().item()
+        exact = 0.5 * math.erfc(bound / math.sqrt(2))
+        assert share == pytest.approx(exact, abs=4 * math.sqrt(exact / len(draws)))
+
+
+def test_draws_of_neighbouring_positions_counters_and_keys_are_uncorrelated() -> None:
+    rng = Rng(range(50), "x")
+    block = torch.stack([rng.uniform(100) for _ in range(50)]).double() - 0.5  # [draw, seed, place]
+    for axis in range(3):
+        product = block.narrow(axis, 0, block.shape[axis] - 1) * block.narrow(
+            axis, 1, block.shape[axis] - 1
+        )
+        assert abs(product.mean().item()) < 4 * (1 / 12) / math.sqrt(product.numel())
+
+
+def test_uniform_numbers_fill_the_interval_evenly() -> None:
+    counts = torch.histc(Rng((1,), "x").uniform(100_000)[0], 100, 0.0, 1.0)
+    chi_square = ((counts - 1000).square() / 1000).sum().item()
+    assert 60 < chi_square < 150  # 99 degrees of freedom

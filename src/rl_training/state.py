@@ -35,6 +35,30 @@ class Counter:
         self.value = int(state["value"])
 
 
+class Scalar:
+    """A number that changes during a run and is set anew, not saved: a scheduled rate, a row count.
+
+    It stands in a 0-d tensor, so that compiled updates read its current value.
+    """
+
+    def __init__(
+        self, value: float, device: torch.device | str, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.value = value
+        self.tensor = torch.full((), value, dtype=dtype, device=device)
+        self._host = self.tensor.numpy() if self.tensor.device.type == "cpu" else None
+
+    def set(self, value: float) -> None:
+        """Change the number; costs nothing when it stays the same."""
+        if value == self.value:
+            return
+        self.value = value
+        if self._host is not None:
+            self._host[...] = value
+        else:
+            self.tensor.fill_(value)
+
+
 class Stateful:
     """Base of objects whose state is discovered by walking their attributes."""
 

@@ -125,8 +125,15 @@ class Learner(Stateful, Generic[BatchT]):
         raise NotImplementedError
 
     def step(self, batch: BatchT) -> StepOutput:
-        """Do one update."""
+        """Do one update: tensor operations and choices by `phase`, so that it can be compiled."""
         raise NotImplementedError
+
+    def phase(self) -> int:
+        """Which kind of update the next one is, where not all are alike (targets, delayed actors).
+
+        A function of `num_updates`; each value is compiled by itself.
+        """
+        return 0
 
     def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Choose actions for `obs` `[S, n, ...]` in learner units (continuous ones in [-1, 1])."""
@@ -158,7 +165,7 @@ class Learner(Stateful, Generic[BatchT]):
         self.progress = min(max(progress, 0.0), 1.0)
         factor = learning_rate_factor(self.config.lr_schedule, self.progress)
         for optimizer in self.optimizers():
-            optimizer.learning_rate = optimizer.base_learning_rate * factor
+            optimizer.rate.set(optimizer.base_learning_rate * factor)
 
     def schedule_values(self) -> dict[str, float]:
         """Return what the schedules give at the current progress, for the log."""

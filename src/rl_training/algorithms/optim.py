@@ -2,7 +2,7 @@
 
 One fused call updates all tensors of a network, without the per-parameter bookkeeping and host
 reads of `torch.optim`.  Because Adam is element-wise, one Adam over `[S, ...]` tensors is S
-separate Adams, bit for bit; only norm clipping mixes elements, and is done per seed.
+separate Adams; only norm clipping mixes elements, and is done per seed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from rl_training.state import Stateful, copy_tensor, require_same_keys
+from rl_training.state import Scalar, Stateful, copy_tensor, require_same_keys
 
 
 class Adam(Stateful):
@@ -29,11 +29,16 @@ class Adam(Stateful):
     ) -> None:
         self.parameters = list(parameters)
         self.base_learning_rate = learning_rate
-        self.learning_rate = learning_rate
+        self.rate = Scalar(learning_rate, self.parameters[0].device)
         self.betas, self.eps, self.max_grad_norm = betas, eps, max_grad_norm
         self.first = TensorList([torch.zeros_like(p) for p in self.parameters])
         self.second = TensorList([torch.zeros_like(p) for p in self.parameters])
         self.step_count = torch.zeros((), device=self.parameters[0].device)
+
+    @property
+    def learning_rate(self) -> float:
+        """The step size now, after its schedule."""
+        return self.rate.value
 
     def minimize(self, loss: Tensor, active: Tensor | None = None) -> None:
         """Step down the gradient of `loss` `[S]`; seeds that are not `active` `[S]` stay put."""
@@ -62,7 +67,7 @@ class Adam(Stateful):
             self.second.tensors,
             [],
             [self.step_count] * len(gradients),  # the kernel only reads it
-            lr=self.learning_rate,
+            lr=self.rate.tensor,
             beta1=self.betas[0],
             beta2=self.betas[1],
             weight_decay=0.0,

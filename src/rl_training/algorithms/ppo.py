@@ -127,7 +127,7 @@ class PPO(OnPolicyLearner):
                 steps.append(metrics)
         if self.config.normalize_obs:
             self.obs_norm.update(batch.obs.flatten(1, 2))
-        summary = self.summarize(steps)
+        summary = {name: torch.stack([s[name] for s in steps]).mean(0) for name in steps[0]}
         summary["explained_variance"] = explained_variance(data.value, data.target)
         return StepOutput(summary, num_gradient_steps=len(steps))
 
@@ -163,36 +163,29 @@ class PPO(OnPolicyLearner):
         policy_loss = ppo_policy_loss(log_ratio.exp(), advantage, config.clip_coef).mean(1)
         value_loss = ppo_value_loss(value, batch.value, batch.target, config.clip_value).mean(1)
         loss = torch.add(policy_loss, value_loss, alpha=config.vf_coef)
+        mean_entropy = entropy.mean(1)
         if config.ent_coef > 0:
-            loss = torch.sub(loss, entropy.mean(1), alpha=config.ent_coef)
+            loss = torch.sub(loss, mean_entropy, alpha=config.ent_coef)
+        change = log_ratio.detach()
+        clipped = (change.exp() - 1).abs() > config.clip_coef
         return loss, {
-            "loss": loss,
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "log_ratio": log_ratio,
+            "loss": loss.detach(),
+            "policy_loss": policy_loss.detach(),
+            "value_loss": value_loss.detach(),
+            "entropy": mean_entropy.detach(),
+            "approx_kl": approx_kl(change),
+            "clip_fraction": clipped.float().mean(1),
         }
 
     def minibatch_step(self, batch: Minibatch, active: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Take one gradient step for the seeds that are still `active`."""
         loss, metrics = self.loss(batch)
-        metrics = {name: value.detach() for name, value in metrics.items()}
         if self.config.target_kl is None:
             self.optimizer.minimize(loss)
         else:
-            active = active & (approx_kl(metrics["log_ratio"]) <= self.config.target_kl)
+            active = active & (metrics["approx_kl"] <= self.config.target_kl)
             self.optimizer.minimize(loss, active)
         return metrics, active
-
-    def summarize(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Average the parts of several losses, `[S]`; done once per update, not per minibatch."""
-        stacked = {name: torch.stack([part[name] for part in parts], 1) for name in parts[0]}
-        log_ratio = stacked.pop("log_ratio").flatten(1)
-        clipped = (log_ratio.exp() - 1).abs() > self.config.clip_coef
-        summary = {name: value.flatten(1).mean(1) for name, value in stacked.items()}
-        summary["approx_kl"] = approx_kl(log_ratio)
-        summary["clip_fraction"] = clipped.float().mean(1)
-        return summary
 
     def draw_noise(self, num_steps: int, num_envs: int) -> Tensor:
         """Draw the randomness of a whole rollout at once, `[S, T, n, A]`."""
@@ -214,7 +207,7 @@ class PPO(OnPolicyLearner):
 
 def ppo_loss(learner: PPO, batch: RolloutBatch) -> dict[str, Tensor]:
     """Compute PPO's losses and metrics over a whole rollout without changing the parameters."""
-    return learner.summarize([learner.loss(learner.prepare(batch))[1]])
+    return learner.loss(learner.prepare(batch))[1]
 
 
 def approx_kl(log_ratio: Tensor) -> Tensor:

@@ -19,7 +19,10 @@ from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.schedules import linear
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.mlp_q_network import MLPQNetwork
+from rl_training.state import Scalar
 from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Sizes
+
+KEEP_TARGET, MOVE_TARGET = 0, 1
 
 
 class ValueBasedConfig(ReplayConfig):
@@ -67,15 +70,25 @@ class ValueBased(TransitionLearner):
             self.config.learning_rate,
             max_grad_norm=self.config.max_grad_norm,
         )
+        self.share_random = Scalar(1.0, self.device)
+
+    def set_progress(self, progress: float) -> None:
+        """Move the learning rate and epsilon."""
+        super().set_progress(progress)
+        self.share_random.set(self.epsilon())
 
     def step(self, batch: TransitionBatch) -> StepOutput:
         """Do one update of the network and, when due, of its target."""
         loss, metrics, priority = self.td_loss(batch)
         self.optimizer.minimize(loss)
-        # The count is a Python number, so this is a static choice, not a read from the device.
-        if (self.num_updates.value + 1) % self.config.target_update_interval == 0:
+        if self.phase() == MOVE_TARGET:
             polyak_update(self.target_parameters, self.optimizer.parameters, self.config.tau)
         return StepOutput({"loss": loss, **metrics}, priority=priority)
+
+    def phase(self) -> int:
+        """Tell whether the target network moves after the next gradient step."""
+        due = (self.num_updates.value + 1) % self.config.target_update_interval == 0
+        return MOVE_TARGET if due else KEEP_TARGET
 
     def td_loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Return the loss `[S]`, metrics, and new priorities `[S, B]`."""
@@ -103,7 +116,9 @@ class ValueBased(TransitionLearner):
         if not explore:
             return best
         lottery = self.rng.uniform(obs.shape[1])
-        return torch.where(lottery < self.epsilon(), self.random_action(obs.shape[1]), best)
+        return torch.where(
+            lottery < self.share_random.tensor, self.random_action(obs.shape[1]), best
+        )
 
     def random_action(self, num_envs: int) -> Tensor:
         """Draw actions uniformly."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.replay_buffer import Array, ReplayBuffer
 from rl_training.errors import DataError
-from rl_training.state import copy_tensor, require_same_keys
+from rl_training.state import Scalar, copy_tensor, require_same_keys
 
 PRIORITY_FLOOR = 1e-6
 
@@ -50,6 +50,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         super().__init__(capacity, obs_shape, action_shape, **options)
         self.priority_exponent = priority_exponent
         self.importance_exponent = importance_exponent
+        self._exponent = Scalar(importance_exponent, self.device)
         self.block = 2 ** math.ceil(math.log2(max(math.sqrt(self.capacity), 2)))
         blocks = math.ceil(self.capacity / self.block)
         shape = (self.num_seeds, blocks, self.block)
@@ -73,7 +74,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         rows = torch.arange(start, start + self.num_envs, device=self.device)
         self._set(rows.expand(self.num_seeds, -1), self.largest.unsqueeze(1))
 
-    def sample(self, batch_size: int, progress: float = 0.0) -> TransitionBatch:
+    def set_progress(self, progress: float) -> None:
+        """Move the exponent of the importance weights towards 1."""
+        start = self.importance_exponent
+        self._exponent.set(start + (1 - start) * progress)
+
+    def sample(self, batch_size: int) -> TransitionBatch:
         """Draw by priority, one draw from each of `batch_size` equal strata of the total mass."""
         if not len(self):
             raise DataError("the replay buffer is empty: add transitions before sampling")
@@ -87,14 +93,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         rest = (mass - below).unsqueeze(-1)
         column = torch.searchsorted(inner, rest, right=True).squeeze(-1)
         # Rounding at a block's edge may point past its rows, or at an empty one.
-        index = (block * self.block + column.clamp_(max=self.block - 1)).clamp_(max=len(self) - 1)
-        return self.gather(index, self._weights(index, bounds[:, -1:], progress))
+        index = block * self.block + column.clamp_(max=self.block - 1)
+        index = torch.minimum(index, self._size.tensor - 1)
+        return self.gather(index, self._weights(index, bounds[:, -1:]))
 
-    def _weights(self, index: Tensor, total: Tensor, progress: float) -> Tensor:
+    def _weights(self, index: Tensor, total: Tensor) -> Tensor:
         """Importance weights `[S, B]`, scaled so that the largest is 1."""
-        exponent = self.importance_exponent + (1 - self.importance_exponent) * progress
         power = self.powers.flatten(1).gather(1, index).clamp_(min=torch.finfo(torch.float64).tiny)
-        weight = (len(self) * power / total) ** -exponent
+        weight = (self._size.tensor * power / total) ** -self._exponent.tensor
         return (weight / weight.amax(1, keepdim=True)).float()
 
     def update_priorities(self, index: Tensor, priority: Tensor) -> None:
@@ -116,7 +122,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore everything but the rows."""
         require_same_keys(self.state_dict(), state, type(self).__name__)
-        self.inserted.load_state_dict(state["inserted"])
+        self.set_inserted(int(state["inserted"]["value"]))
         self.rng.load_state_dict(state["rng"])
         for name in ("powers", "sums", "largest"):
             copy_tensor(getattr(self, name), state[name], name)

@@ -22,7 +22,7 @@ from torch import Tensor
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import DataError
 from rl_training.rng import Rng
-from rl_training.state import Counter, require_same_keys
+from rl_training.state import Counter, Scalar, require_same_keys
 
 Array = NDArray[Any]
 SEGMENT_BYTES = 4 << 20
@@ -72,6 +72,8 @@ class ReplayBuffer:
         self.device = torch.device(device)
         self.rng = Rng(seeds, "replay", self.device)
         self.inserted = Counter()
+        self._size = Scalar(0, self.device, torch.int64)
+        self._next = Scalar(0, self.device, torch.int64)
         self._allocate(
             {
                 "obs": (tuple(obs_shape), obs_dtype),
@@ -143,13 +145,22 @@ class ReplayBuffer:
             for rows, value in zip(self.rows.values(), values, strict=True):
                 source = torch.from_numpy(np.ascontiguousarray(value))
                 rows[:, start:stop] = source.to(self.device, rows.dtype)
-        self.inserted.value += self.num_envs
+        self.set_inserted(self.inserted.value + self.num_envs)
 
-    def sample(self, batch_size: int, progress: float = 0.0) -> TransitionBatch:  # noqa: ARG002
+    def set_inserted(self, count: int) -> None:
+        """Say how many rows have been stored so far."""
+        self.inserted.value = count
+        self._size.set(len(self))
+        self._next.set(count)
+
+    def set_progress(self, progress: float) -> None:
+        """Move what depends on the share of the run that is done; uniform sampling does not."""
+
+    def sample(self, batch_size: int) -> TransitionBatch:
         """Draw `batch_size` transitions per seed, uniformly and with replacement."""
         if not len(self):
             raise DataError("the replay buffer is empty: add transitions before sampling")
-        return self.gather(self.rng.integers(len(self), batch_size))
+        return self.gather(self.rng.integers(self._size.tensor, batch_size))
 
     def gather(self, index: Tensor, weight: Tensor | None = None) -> TransitionBatch:
         """Return the transitions at rows `index` `[S, B]`, as n-step ones when asked for."""
@@ -193,7 +204,7 @@ class ReplayBuffer:
             The sum, the discount of the bootstrap, and the row whose successor bootstraps, all
             `[S, B]`.
         """
-        age_of_newest = (self.inserted.value - 1 - index) % self.capacity  # steps to the newest row
+        age_of_newest = (self._next.tensor - 1 - index) % self.capacity  # steps to the newest row
         ahead = age_of_newest // self.num_envs  # later steps of the same environment
         steps = torch.arange(self.n_step, device=self.device)
         rows = (index.unsqueeze(-1) + steps * self.num_envs) % self.capacity  # [S, B, n]
@@ -222,7 +233,7 @@ class ReplayBuffer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore everything but the rows."""
         require_same_keys(self.state_dict(), state, type(self).__name__)
-        self.inserted.load_state_dict(state["inserted"])
+        self.set_inserted(int(state["inserted"]["value"]))
         self.rng.load_state_dict(state["rng"])
 
     @property

@@ -82,6 +82,7 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     session.begin(collector.start)
     while session.running():
         learner.set_progress(session.progress)
+        replay.set_progress(session.progress)
         with torch.inference_mode():
             if session.step < config.learning_starts:
                 action = learner.random_action(envs.num_envs)
@@ -94,7 +95,7 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
         )
         session.advance(envs.num_envs)
         for _ in range(updates_due(config, session.step - envs.num_envs, session.step)):
-            batch = replay.sample(config.batch_size, session.progress)
+            batch = replay.sample(config.batch_size)
             result = learner.update(batch, global_step=session.step)
             if batch.index is not None and result.priority is not None:
                 replay.update_priorities(batch.index, result.priority)
