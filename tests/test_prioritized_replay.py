@@ -168,7 +168,7 @@ def test_state_round_trip_goes_on_to_the_bit() -> None:
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     second.load_rows(0, first.read_rows(0, 8))
     for _ in range(5):
-        ours, theirs = first.sample(8, 0.3), second.sample(8, 0.3)
+        ours, theirs = first.sample(8), second.sample(8)
         for name in ("obs", "reward", "index", "weight"):
             assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
         for buffer, batch in ((first, ours), (second, theirs)):

@@ -109,7 +109,7 @@ def test_tensors_and_host_draw_the_same_numbers() -> None:
 def test_words_are_those_of_splitmix64() -> None:
     # Steele et al. (2014): the published first output of the generator started at zero.
     state = torch.tensor(rng_module._signed(rng_module._GOLDEN))
-    word = rng_module._tensor_mix(state).item()
+    word = int(rng_module._tensor_mix(state))
     assert word & (2**64 - 1) == 0xE220A8397B1DCDAF
     assert rng_module._mix(np.array([rng_module._GOLDEN], np.uint64))[0] == 0xE220A8397B1DCDAF
 

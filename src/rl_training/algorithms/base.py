@@ -214,6 +214,17 @@ class OnPolicyLearner(Learner[RolloutBatch]):
         """Sample an action from the policy, given the noise of one step `[S, n, ...]`."""
         raise NotImplementedError
 
+    def gradient_steps(self, rows: int) -> tuple[int, int]:
+        """Return how many gradient steps an update on `rows` rows takes, and of how many rows."""
+        raise NotImplementedError
+
+    def minibatch_step(self, batch: Any, active: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Take one gradient step for the `active` seeds; returns metrics and who still is.
+
+        The part of `step` that is compiled.
+        """
+        raise NotImplementedError
+
 
 def frozen_copy(module: nn.Module) -> nn.Module:
     """Return a copy that takes no gradients, for target networks."""

@@ -113,11 +113,16 @@ class PPO(OnPolicyLearner):
         """Steps of each environment per rollout."""
         return self.config.num_steps
 
+    def gradient_steps(self, rows: int) -> tuple[int, int]:
+        """Return the number of minibatches of an update, and their size."""
+        size = min(self.config.minibatch_size, rows)
+        return self.config.update_epochs * (rows // size), size
+
     def step(self, batch: RolloutBatch) -> StepOutput:
         """Do several epochs of minibatch steps on a rollout."""
         data = self.prepare(batch)
-        size, total = self.config.minibatch_size, data.log_prob.shape[1]
-        size = min(size, total)
+        total = data.log_prob.shape[1]
+        size = self.gradient_steps(total)[1]
         active = torch.ones(self.num_seeds, dtype=torch.bool, device=self.device)
         steps = []
         for _ in range(self.config.update_epochs):

@@ -31,6 +31,9 @@ SEGMENT_BYTES = 4 << 20
 class ReplayBuffer:
     """Ring of transitions with uniform sampling."""
 
+    read_only = ("rows", "_table", "_scalars", "_loose")
+    """Attributes whose tensors sampling and learning do not change."""
+
     def __init__(
         self,
         capacity: int,

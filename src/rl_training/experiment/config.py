@@ -56,6 +56,13 @@ class TrainConfig(Settings):
     """`auto`, `cpu`, `cuda` or `cuda:<n>`."""
     threads: NonNegativeInt = 0
     """CPU threads of PyTorch; 0 chooses, and a resumed run keeps its choice."""
+    accelerate: Literal["auto", "off", "compile", "graph"] = "auto"
+    """How updates run: eagerly (`off`), compiled from the first on (`compile`), compiled and
+    captured in CUDA graphs (`graph`), or, on long runs, compiled beside the first part of the run
+    and then used (`auto`)."""
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """Number format of matrix products; `tf32` needs a CUDA device, `bf16` pays where the processor
+    has instructions for it."""
     num_envs: PositiveInt = 1
     """Environments stepped side by side, per seed."""
     vector_mode: Literal["auto", "sync", "async"] = "auto"

@@ -9,77 +9,33 @@ checkpoint may be written.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import cast
 
 import numpy as np
-import psutil
 import torch
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.spec import Loop
 from rl_training.data.batch import RolloutBatch
-from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
-from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.seeds import SeedVectorEnv
-from rl_training.errors import ConfigError
+from rl_training.runtime.accelerate import ReplayRunner, RolloutRunner
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.replay import make_replay
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
-
-
-def make_replay(
-    config: ReplayConfig, envs: SeedVectorEnv, seeds: tuple[int, ...], device: torch.device
-) -> ReplayBuffer:
-    """Build the replay buffer that the settings ask for."""
-    spec = envs.spec
-    discrete = spec.action_kind == "discrete"
-    kind: Callable[..., ReplayBuffer] = ReplayBuffer
-    extra: dict[str, float] = {}
-    if config.prioritized:
-        kind = PrioritizedReplayBuffer
-        extra = {
-            "priority_exponent": config.priority_exponent,
-            "importance_exponent": config.importance_exponent,
-        }
-    columns = 2 * math.prod(spec.obs_shape) + spec.action_dim + 3
-    _require_memory(4 * columns * config.buffer_capacity * len(seeds), config, device)
-    return kind(
-        config.buffer_capacity,
-        spec.obs_shape,
-        () if discrete else spec.action_shape,
-        action_dtype=torch.int64 if discrete else torch.float32,
-        num_envs=envs.num_envs,
-        seeds=seeds,
-        gamma=config.gamma,
-        n_step=config.n_step,
-        device=device,
-        **extra,
-    )
-
-
-def _require_memory(needed: int, config: ReplayConfig, device: torch.device) -> None:
-    """Refuse a replay that cannot fit, before the machine finds out."""
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = psutil.virtual_memory().available
-    if needed > free:
-        raise ConfigError(
-            f"algo_kwargs.buffer_capacity {config.buffer_capacity} needs {needed / 2**30:.1f} GiB, "
-            f"but {free / 2**30:.1f} GiB of {device.type} memory are free; lower it"
-        )
 
 
 def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -> TrainResult:
     """Step the environments, keep what happened, and learn from draws of it."""
     config = cast(ReplayConfig, learner.config)
-    replay = make_replay(config, envs, session.seeds, learner.device)
+    replay = make_replay(config, envs.spec, envs.num_envs, session.seeds, learner.device)
     collector = Collector(envs, learner.device)
     session.register(learner, collector=collector, replay=replay)
     session.begin(collector.start)
+    planned = updates_due(config, 0, session.clock.planned.value)
+    runner = ReplayRunner(session.accelerator, learner, replay, session.recorder, planned)
     while session.running():
         learner.set_progress(session.progress)
         replay.set_progress(session.progress)
@@ -87,19 +43,14 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
             if session.step < config.learning_starts:
                 action = learner.random_action(envs.num_envs)
             else:
-                action = learner.act(collector.observation(), explore=True)
+                action = runner.act(collector.observation())
             seen = collector.step(action)
         step = seen.step
         replay.add(
             seen.obs, seen.action, step.reward, step.final_obs, step.terminated, step.truncated
         )
         session.advance(envs.num_envs)
-        for _ in range(updates_due(config, session.step - envs.num_envs, session.step)):
-            batch = replay.sample(config.batch_size)
-            result = learner.update(batch, global_step=session.step)
-            if batch.index is not None and result.priority is not None:
-                replay.update_priorities(batch.index, result.priority)
-            session.record(result)
+        runner.update(updates_due(config, session.step - envs.num_envs, session.step))
         session.tick()
     return session.finish()
 
@@ -124,10 +75,14 @@ def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) ->
     collector = Collector(envs, learner.device)
     session.register(learner, collector=collector)
     session.begin(collector.start)
+    rows = num_steps * envs.num_envs
+    planned = session.clock.planned.value // rows
+    runner = RolloutRunner(session.accelerator, learner, planned, rows)
     while session.running():
+        runner.before_rollout()
         learner.set_progress(session.progress)
         rollout = gather_rollout(collector, learner, num_steps)
-        session.advance(num_steps * envs.num_envs)
+        session.advance(rows)
         session.record(learner.update(rollout, global_step=session.step))
         session.tick()
     return session.finish()

@@ -29,6 +29,8 @@ class MetricRecorder:
         self.updates = Counter()
         self.total_gradient_steps = Counter()
         self._pending: list[list[Tensor]] = [[] for _ in self.names]  # [S] or [S, B] each
+        self._rows: list[Tensor] = []  # [P, S, M] each
+        self._num_rows = 0
         self._restored = self._none_pending()
 
     def _none_pending(self) -> Tensor:
@@ -41,12 +43,25 @@ class MetricRecorder:
             pending.append(tensors[name])
         self.updates.value += 1
         self.total_gradient_steps.value += result.num_gradient_steps
-        if len(self._pending[0]) + self._restored.shape[1] >= FOLD_AFTER:
+        self._fold_when_due()
+
+    def record_rows(self, rows: Tensor) -> None:
+        """Take in the means of several updates `[P, S, M]`, one gradient step each."""
+        self._rows.append(rows)
+        self.updates.value += rows.shape[0]
+        self.total_gradient_steps.value += rows.shape[0]
+        self._num_rows += rows.shape[0]
+        self._fold_when_due()
+
+    def _fold_when_due(self) -> None:
+        waiting = len(self._pending[0]) + self._num_rows + self._restored.shape[1]
+        if waiting >= FOLD_AFTER:
             self._fold()
 
     def _fold(self) -> None:
         self.sums += self._means().sum(1)
         self._pending = [[] for _ in self.names]
+        self._rows, self._num_rows = [], 0
         self._restored = self._none_pending()
 
     def _means(self) -> Tensor:
@@ -54,13 +69,14 @@ class MetricRecorder:
 
         In double precision the mean of single-precision numbers does not depend on their grouping.
         """
-        if not self._pending[0]:
-            return self._restored
-        columns = [
-            torch.stack(pending).double() for pending in self._pending
-        ]  # [P, S] or [P, S, B]
-        means = [c if c.ndim == 2 else c.flatten(2).mean(-1) for c in columns]
-        return torch.cat((self._restored, torch.stack(means, -1).transpose(0, 1)), 1)
+        parts = [self._restored]
+        if self._pending[0]:
+            columns = [torch.stack(pending).double() for pending in self._pending]
+            means = [c if c.ndim == 2 else c.flatten(2).mean(-1) for c in columns]  # [P, S]
+            parts.append(torch.stack(means, -1).transpose(0, 1))
+        if self._rows:
+            parts.append(torch.cat(self._rows).double().transpose(0, 1))
+        return torch.cat(parts, 1)
 
     def flush(self) -> list[dict[str, float]]:
         """Return the averages of each seed since the last flush, and start anew."""
@@ -86,6 +102,6 @@ class MetricRecorder:
         require_same_keys(self.state_dict(), state, type(self).__name__)
         copy_tensor(self.sums, state["sums"], "recorder.sums")
         self._restored = state["pending"].to(self.sums.device)
-        self._pending = [[] for _ in self.names]
+        self._pending, self._rows, self._num_rows = [[] for _ in self.names], [], 0
         self.updates.load_state_dict(state["updates"])
         self.total_gradient_steps.load_state_dict(state["total_gradient_steps"])

@@ -23,6 +23,7 @@ from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricLogger
 from rl_training.experiment.runs import run_lock, seed_folders
+from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.early_stopping import StopRule
 from rl_training.runtime.evaluator import Evaluator
@@ -84,6 +85,7 @@ class Session:
         self.state = TrainerState(
             config.algo, config.env_id, self.seeds, Path(), total_timesteps=self.total
         )
+        self.accelerator: Accelerator
         self._signals = signals or SignalFlag()
         self._restore_from = restore_from
         self._stop_at = stop_at

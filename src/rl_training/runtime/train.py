@@ -16,6 +16,8 @@ from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import create_run_folder
+from rl_training.models.precision import set_precision
+from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.loops import LOOPS
 from rl_training.runtime.results import TrainResult
@@ -91,6 +93,7 @@ def _run(
         )
         stack.callback(envs.close)
         learner = spec.build(envs.spec, config.algo_config, config.all_seeds, device)
+        set_precision(learner, config.precision)
         session = Session(
             config,
             spec,
@@ -103,6 +106,8 @@ def _run(
             stop_at=stop_at,
         )
         stack.callback(session.close)
+        session.accelerator = Accelerator(config, envs.spec, learner, session.say)
+        stack.callback(session.accelerator.close)
         return LOOPS[spec.loop](session, learner, envs)
 
 

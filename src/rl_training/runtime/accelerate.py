@@ -1,0 +1,378 @@
+"""How updates run: eagerly, compiled as a whole, or captured in CUDA graphs.
+
+The only place that knows.  A loop asks a runner to act and to update; the runner begins eagerly
+and, from an update on that depends on nothing but the settings, uses compiled programs instead.
+Because that update is fixed, a run cut and resumed, or run twice, makes the change at the same
+point and ends in the same bits.  Before its first use a program is compared with the eager function
+on the same inputs; when they differ the run says so and stays eager.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import AnyLearner, Metrics, OnPolicyLearner, UpdateResult
+from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.envs.spec import EnvSpec
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.compiling import CompileError, CompileJob, Program, Request, compile_here
+from rl_training.runtime.recorder import MetricRecorder
+from rl_training.runtime.sources import (
+    counted,
+    example_arguments,
+    replay_sources,
+    replay_step,
+    rollout_sources,
+    update_name,
+)
+from rl_training.runtime.tracing import (
+    Source,
+    flatten,
+    owned_tensors,
+    tensor_randomness,
+    trace,
+)
+
+EAGER_SECONDS = 30.0
+"""How long, by estimate, an `auto` run stays eager, while its programs are compiled beside it."""
+WORTH_SECONDS = 120.0
+"""How long, by estimate, an `auto` run must take to be compiled at all."""
+STEPS_PER_REPLAY = 8
+"""Updates in one CUDA graph, where that many are due at once."""
+TOLERANCE = {"fp32": 0.02, "tf32": 0.05, "bf16": 0.15}
+"""Largest difference of a change made by a program, relative to the change itself."""
+
+
+class Accelerator:
+    """Compiles the functions of a run when that is due, and remembers why not."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        env: EnvSpec,
+        learner: AnyLearner,
+        say: Callable[[str], None],
+    ) -> None:
+        self.config, self.env, self.learner, self._say = config, env, learner, say
+        self.mode = choose_mode(config, learner.device)
+        self._job: CompileJob | None = None
+        self._failed = self.mode == "off"
+
+    @property
+    def captures(self) -> bool:
+        """Whether programs are captured in CUDA graphs."""
+        return self.mode == "graph" or (self.mode == "auto" and self.learner.device.type == "cuda")
+
+    def first_update(self, planned: int, gradient_steps: int, batch_size: int) -> float:
+        """Return the number of the update from which programs are used; infinity is never.
+
+        Args:
+            planned: Updates of the whole run.
+            gradient_steps: Gradient steps per update.
+            batch_size: Rows per gradient step and seed.
+        """
+        if self._failed:
+            return math.inf
+        if self.mode != "auto":
+            return 0
+        seconds = gradient_steps * estimate_seconds(self.learner, batch_size)
+        if planned * seconds < WORTH_SECONDS:
+            return math.inf
+        return math.ceil(EAGER_SECONDS / seconds)
+
+    def prepare(self, sources: Sequence[Source]) -> None:
+        """Begin to compile in another process, where that is possible."""
+        if self._failed or self.learner.device.type != "cpu":
+            return
+        request = Request(
+            config=self.config.model_dump(mode="json"),
+            env_spec=self.env.model_dump(mode="json"),
+            device=self.learner.device.type,
+            threads=torch.get_num_threads(),
+            precision=self.config.precision,
+            programs=tuple(source.name for source in sources),
+        )
+        try:
+            self._job = CompileJob(request)
+        except (CompileError, OSError) as error:
+            self._give_up(str(error))
+
+    def programs(self, sources: Sequence[Source]) -> dict[str, Program]:
+        """Return checked programs, or none at all; waits for them."""
+        if self._failed:
+            return {}
+        try:
+            return {source.name: self._program(source) for source in sources}
+        except CompileError as error:
+            self._give_up(str(error))
+            return {}
+
+    def _program(self, source: Source) -> Program:
+        learner = self.learner
+        if self._job is not None:
+            if not self._job.is_cached:
+                self._say("waiting for the compiler; the next run with these settings need not")
+            self._job.wait()
+            program = self._job.load(source)
+        else:
+            undo = Undo(source)
+            with counted(learner, learner.num_updates.value):
+                made = trace(source, self._arguments(source))
+            undo()
+            program = compile_here(made, source)
+        difference = compare(source, program, self._arguments(source))
+        if difference is not None and difference.size > TOLERANCE[self.config.precision]:
+            raise CompileError(f"compiled {source.name} differs from eager, {difference}")
+        return program
+
+    def _arguments(self, source: Source) -> tuple[Any, ...]:
+        undo = Undo(source)
+        arguments = example_arguments(source.name, self.learner, self.env, self.config.num_envs)
+        undo()
+        return arguments
+
+    def _give_up(self, reason: str) -> None:
+        self._failed = True
+        self._say(f"running without compiled updates: {reason}")
+
+    def close(self) -> None:
+        """Stop a compiling process; may be called twice."""
+        if self._job is not None:
+            self._job.close()
+
+
+def choose_mode(config: TrainConfig, device: torch.device) -> str:
+    """Return the mode, if the device can do it.
+
+    Raises:
+        ConfigError: For CUDA graphs or tf32 without a CUDA device.
+    """
+    if device.type != "cuda":
+        if config.accelerate == "graph":
+            raise ConfigError(
+                "accelerate graph needs a CUDA device, but this run is on the CPU; use compile"
+            )
+        if config.precision == "tf32":
+            raise ConfigError(
+                "precision tf32 needs a CUDA device, but this run is on the CPU; use fp32 or bf16"
+            )
+    return config.accelerate
+
+
+def estimate_seconds(learner: AnyLearner, batch_size: int) -> float:
+    """Return about how long a gradient step takes eagerly; the same on every machine."""
+    if learner.device.type == "cuda":
+        return 8e-3
+    parameters = sum(p.numel() for optimizer in learner.optimizers() for p in optimizer.parameters)
+    return 4e-4 + 1.4e-10 * batch_size * parameters
+
+
+class Undo:
+    """Puts the tensors that a source may change back to what they are now."""
+
+    def __init__(self, source: Source) -> None:
+        frozen = tuple(
+            f"{name}.{attribute}"
+            for name, owner in source.owners.items()
+            for attribute in getattr(owner, "read_only", ())
+        )
+        self.tensors = {
+            path: tensor.detach()
+            for path, tensor in owned_tensors(source.owners).items()
+            if not path.startswith(frozen)
+        }
+        self.before = {path: tensor.clone() for path, tensor in self.tensors.items()}
+
+    def __call__(self) -> None:
+        """Restore them."""
+        for path, tensor in self.tensors.items():
+            tensor.copy_(self.before[path])
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The largest relative difference between two ways to do the same."""
+
+    where: str
+    size: float
+
+    def __str__(self) -> str:
+        return f"{self.where} by {self.size:.2g} of its change"
+
+
+def compare(source: Source, program: Program, arguments: Sequence[Any]) -> Gap | None:
+    """Run both ways from the same state, restore it, and return where they differ most."""
+    undo = Undo(source)
+    with tensor_randomness(source.owners):
+        outputs, _ = flatten(source.function(*arguments))
+    eager = {path: tensor.clone() for path, tensor in undo.tensors.items()}
+    eager_outputs = [output.detach().clone() for output in outputs]
+    undo()
+    compiled_outputs, _ = flatten(program(*arguments))
+    gaps = [
+        Gap(path, share * _distance(undo.tensors[path], eager[path], undo.before[path]))
+        for path, share in _shares(source)
+        if path in eager
+    ]
+    gaps += [
+        Gap(f"output {index}", _distance(ours, theirs, torch.zeros_like(theirs)))
+        for index, (ours, theirs) in enumerate(zip(compiled_outputs, eager_outputs, strict=True))
+    ]
+    undo()
+    return max(gaps, key=lambda gap: gap.size, default=None)
+
+
+def _shares(source: Source) -> list[tuple[str, float]]:
+    """Weight of each tensor in a comparison.
+
+    Adam moves a parameter by its whole step size even where the gradient is nothing but rounding;
+    the moments, which are linear in the gradient, tell more.
+    """
+    owned = owned_tensors(source.owners)
+    return [(path, 0.2 if tensor.requires_grad else 1.0) for path, tensor in owned.items()]
+
+
+def _distance(ours: Tensor, theirs: Tensor, start: Tensor) -> float:
+    """Size of the difference of two results, relative to the change from `start`."""
+    ours, theirs, start = ours.double(), theirs.double(), start.double()
+    change = (theirs - start).norm()
+    floor = 1e-4 * (1 + theirs.norm())  # changes smaller than this are rounding
+    gap = float((ours - theirs).norm() / torch.maximum(change, floor))
+    return gap if math.isfinite(gap) else math.inf
+
+
+class ReplayRunner:
+    """Acts and updates for the off-policy loop."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        learner: AnyLearner,
+        replay: ReplayBuffer,
+        recorder: MetricRecorder,
+        planned: int,
+    ) -> None:
+        self.accelerator, self.learner, self.replay = accelerator, learner, replay
+        self.recorder = recorder
+        config = cast(ReplayConfig, learner.config)
+        self._sources = replay_sources(learner, replay, recorder.names)
+        self._switch_at = accelerator.first_update(planned, 1, config.batch_size)
+        if self._switch_at < math.inf:
+            accelerator.prepare(list(self._sources.values()))
+        self._act: Callable[[Tensor], Tensor] | None = None
+        self._updates: dict[int, Callable[[int], int]] = {}
+
+    def act(self, obs: Tensor) -> Tensor:
+        """Choose exploring actions."""
+        if self._act is not None:
+            return self._act(obs)
+        return self.learner.act(obs, explore=True)
+
+    def update(self, count: int) -> None:
+        """Do `count` updates."""
+        if count and self.learner.num_updates.value >= self._switch_at:
+            self._switch_at = math.inf
+            self._switch()
+        while count:
+            fast = self._updates.get(self.learner.phase())
+            if fast is None:
+                self._eager_update()
+                count -= 1
+            else:
+                count -= fast(count)
+
+    def _eager_update(self) -> None:
+        output = replay_step(self.learner, self.replay)
+        self.learner.num_updates.value += 1
+        self.recorder.record(UpdateResult(metrics=Metrics(output.metrics)))
+
+    def _switch(self) -> None:
+        programs = self.accelerator.programs(list(self._sources.values()))
+        self._act = programs.get("act")
+        for name, program in programs.items():
+            if name.startswith("update-"):
+                phase = int(name.removeprefix("update-"))
+                assert name == update_name(phase)
+                self._updates[phase] = self._fast_update(phase, program)
+
+    def _fast_update(self, phase: int, program: Program) -> Callable[[int], int]:
+        def once(_: int) -> int:
+            self.recorder.record_rows(program().unsqueeze(0))
+            self.learner.num_updates.value += 1
+            return 1
+
+        if not self.accelerator.captures:
+            return once
+        return CapturedUpdates(self.learner, self.recorder, program, phase)
+
+
+class CapturedUpdates:
+    """Updates of one phase as CUDA graphs of one step and of several."""
+
+    def __init__(
+        self, learner: AnyLearner, recorder: MetricRecorder, program: Program, phase: int
+    ) -> None:
+        self.learner, self.recorder, self.phase = learner, recorder, phase
+        self._graphs = {size: _capture(program, size) for size in (1, STEPS_PER_REPLAY)}
+
+    def __call__(self, count: int) -> int:
+        """Do several updates if that many are due and alike, else one; returns how many."""
+        size = STEPS_PER_REPLAY if self._alike(count) else 1
+        graph, rows = self._graphs[size]
+        graph.replay()
+        self.recorder.record_rows(rows.clone())
+        self.learner.num_updates.value += size
+        return size
+
+    def _alike(self, count: int) -> bool:
+        if count < STEPS_PER_REPLAY:
+            return False
+        done = self.learner.num_updates.value
+        phases = set()
+        for step in range(STEPS_PER_REPLAY):
+            with counted(self.learner, done + step):
+                phases.add(self.learner.phase())
+        return phases == {self.phase}
+
+
+def _capture(program: Program, size: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """Capture `size` calls; also returns the rows they write, `[size, S, M]`."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        rows = torch.stack([program() for _ in range(size)])
+    return graph, rows
+
+
+class RolloutRunner:
+    """Acts and updates for the on-policy loop."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        learner: OnPolicyLearner,
+        planned: int,
+        rows: int,
+    ) -> None:
+        self.accelerator, self.learner = accelerator, learner
+        self._sources = rollout_sources(learner)
+        steps, batch_size = learner.gradient_steps(rows)
+        self._switch_at = accelerator.first_update(planned, steps, batch_size)
+        if self._switch_at < math.inf:
+            accelerator.prepare(list(self._sources.values()))
+
+    def before_rollout(self) -> None:
+        """Change over to programs when it is time."""
+        if self.learner.num_updates.value < self._switch_at:
+            return
+        self._switch_at = math.inf
+        for name, program in self.accelerator.programs(list(self._sources.values())).items():
+            setattr(self.learner, name, program)

@@ -1,0 +1,89 @@
+"""The compiling process: `python -m rl_training.runtime.compile_worker FOLDER`.
+
+Builds the learner of the request in the folder, traces its programs and writes them there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
+from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.algorithms.spec import Loop
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.envs.spec import EnvSpec
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.models.precision import set_precision
+from rl_training.runtime.compiling import Request, write_library
+from rl_training.runtime.replay import make_replay
+from rl_training.runtime.sources import (
+    counted,
+    example_arguments,
+    replay_sources,
+    rollout_sources,
+)
+from rl_training.runtime.tracing import Source, trace
+
+
+def build(request: Request) -> tuple[AnyLearner, EnvSpec, TrainConfig, dict[str, Source]]:
+    """Build the learner of a request and what is to be compiled of it."""
+    config = TrainConfig(**request.config)
+    env = EnvSpec.model_validate(request.env_spec)
+    spec = get_algorithm_spec(config.algo)
+    learner = spec.build(env, config.algo_config, config.all_seeds, request.device)
+    set_precision(learner, request.precision)
+    if spec.loop is Loop.ON_POLICY:
+        assert isinstance(learner, OnPolicyLearner)
+        return learner, env, config, rollout_sources(learner)
+    assert isinstance(learner.config, ReplayConfig)
+    replay = make_replay(learner.config, env, config.num_envs, config.all_seeds, learner.device)
+    replay.set_inserted(replay.capacity)  # rows of zeros, to trace with
+    return learner, env, config, replay_sources(learner, replay, list(spec.metrics))
+
+
+def compile_programs(folder: Path) -> None:
+    """Compile what the request in `folder` asks for."""
+    data = json.loads((folder / "request.json").read_text(encoding="utf-8"))
+    request = Request(**data | {"programs": tuple(data["programs"])})
+    torch.set_num_threads(request.threads)
+    learner, env, config, sources = build(request)
+    for name in request.programs:
+        source = sources[name]
+        arguments = example_arguments(name, learner, env, config.num_envs)
+        with counted(learner, _count_of_phase(learner, name)):
+            made = trace(source, arguments)
+            _move_schedules(learner, source)
+            again = trace(source, arguments)
+        if again.graph.code != made.graph.code:
+            raise AssertionError(f"{name} holds a number that changes during a run, not a Scalar")
+        write_library(made, source, folder / name)
+
+
+def _move_schedules(learner: AnyLearner, source: Source) -> None:
+    """Change everything that depends on the progress of a run."""
+    learner.set_progress(0.37)
+    for owner in source.owners.values():
+        if isinstance(owner, ReplayBuffer):
+            owner.set_progress(0.37)
+            owner.set_inserted(owner.capacity // 2)
+
+
+def _count_of_phase(learner: AnyLearner, name: str) -> int:
+    """A number of updates after which the next one is of the phase in the name."""
+    if not name.startswith("update-"):
+        return 0
+    wanted = int(name.removeprefix("update-"))
+    for count in range(10_000):
+        with counted(learner, count):
+            if learner.phase() == wanted:
+                return count
+    raise AssertionError(f"no update is of phase {wanted}")
+
+
+if __name__ == "__main__":
+    compile_programs(Path(sys.argv[1]))

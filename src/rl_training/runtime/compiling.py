@@ -1,0 +1,240 @@
+"""Compiles traces and keeps the results on disk.
+
+On a CPU a trace becomes a shared library, made by a process of its own that builds the same learner
+from the same settings: the run goes on meanwhile and later loads the library in a millisecond.  On
+an accelerator the trace is compiled in this process; PyTorch keeps what it generated on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.errors import RLTrainingError
+from rl_training.runtime.tracing import Source, Trace, flatten, owned_tensors, unflatten
+
+PACKAGE = Path(__file__).resolve().parents[1]
+LIBRARY, DESCRIPTION = "program.so", "program.json"
+
+
+class CompileError(RLTrainingError):
+    """A program could not be compiled or loaded; the run goes on without it."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled function, bound to the tensors of its owners."""
+
+    call: Callable[[list[Tensor]], Sequence[Tensor]]
+    state: tuple[Tensor, ...]
+    arguments: tuple[int, ...]
+    output: Any
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run it; the owners' tensors change as if the function itself had run."""
+        flat = flatten(list(arguments))[0] if self.arguments else ()
+        inputs = [*self.state, *(flat[i] for i in self.arguments)]
+        return unflatten(self.output, iter(self.call(inputs)))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a compiling process must know to build the same learner."""
+
+    config: dict[str, Any]
+    env_spec: dict[str, Any]
+    device: str
+    threads: int
+    precision: str
+    programs: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """Name of the result: it depends on the settings, the code and the machine."""
+        config = {k: v for k, v in self.config.items() if k in _RELEVANT}
+        config["seeds"] = len(self.config["seeds"] or [0])
+        parts = [asdict(self) | {"config": config}, _fingerprint()]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+_RELEVANT = ("algo", "algo_kwargs", "num_envs")
+
+
+@cache
+def _fingerprint() -> list[str]:
+    """What a program depends on beside its settings: our code, PyTorch, the processor."""
+    code = hashlib.sha256()
+    for part in ("algorithms", "models", "data", "rng.py", "state.py", "runtime"):
+        path = PACKAGE / part
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            code.update(file.read_bytes())
+    processor = f"{platform.machine()} {platform.processor()} {_processor_flags()}"
+    return [code.hexdigest(), torch.__version__, platform.python_version(), processor]
+
+
+def _processor_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return torch.backends.cpu.get_cpu_capability()
+    wanted = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+    return "".join(sorted(set(wanted)))
+
+
+def cache_folder() -> Path:
+    """Return where compiled programs are kept: `$RL_TRAINING_CACHE`, or the user's cache folder.
+
+    Raises:
+        CompileError: When it belongs to somebody else, whose code we would run.
+    """
+    base = os.environ.get("RL_TRAINING_CACHE")
+    if base is None:
+        base = os.path.join(
+            os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rl_training"
+        )
+    folder = Path(base) / "programs"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
+        raise CompileError(f"the cache {folder} belongs to another user; set RL_TRAINING_CACHE")
+    return folder
+
+
+class CompileJob:
+    """A process that compiles the programs of a request, unless the cache has them."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.folder = cache_folder() / request.key
+        self._process: subprocess.Popen[bytes] | None = None
+        self._work: Path | None = None
+        if self._cached():
+            return
+        self._work = Path(tempfile.mkdtemp(prefix=".compiling-", dir=self.folder.parent))
+        (self._work / "request.json").write_text(json.dumps(asdict(request)), encoding="utf-8")
+        with open(self._work / "log.txt", "wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rl_training.runtime.compile_worker", str(self._work)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+
+    def _cached(self) -> bool:
+        return all((self.folder / name / DESCRIPTION).is_file() for name in self.request.programs)
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether nothing had to be compiled."""
+        return self._process is None
+
+    def wait(self) -> None:
+        """Wait until the programs are in the cache.
+
+        Raises:
+            CompileError: When the process failed, with the last line of what it said.
+        """
+        if self._process is None:
+            return
+        code = self._process.wait()
+        assert self._work is not None
+        if code != 0:
+            said = (self._work / "log.txt").read_text(errors="replace").strip().splitlines()
+            raise CompileError(f"the compiling process failed: {said[-1] if said else code}")
+        try:
+            os.rename(self._work, self.folder)
+        except OSError as error:
+            if not self._cached():  # else another run was faster
+                raise CompileError(f"cannot write to the cache {self.folder}: {error}") from error
+        self.close()
+
+    def load(self, source: Source) -> Program:
+        """Return the program of `source`, bound to its owners.
+
+        Raises:
+            CompileError: When it does not fit them or cannot be loaded.
+        """
+        folder = self.folder / source.name
+        described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        owned = owned_tensors(source.owners)
+        state = []
+        for path, shape, dtype in described["inputs"]:
+            tensor = owned.get(path)
+            if tensor is None or [list(tensor.shape), str(tensor.dtype)] != [shape, dtype]:
+                raise CompileError(f"{source.name}: {path} is not {dtype} {shape} here")
+            state.append(tensor.detach())
+        try:
+            runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(folder / LIBRARY), 1)
+        except RuntimeError as error:
+            raise CompileError(f"{folder / LIBRARY} cannot be loaded: {error}") from error
+        return Program(runner.run, tuple(state), tuple(described["arguments"]), described["output"])
+
+    def close(self) -> None:
+        """Stop compiling and clean up; may be called twice."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._work is not None:
+            shutil.rmtree(self._work, ignore_errors=True)
+            self._work = None
+
+
+def write_library(made: Trace, source: Source, folder: Path) -> None:
+    """Compile a trace into a shared library with a description beside it."""
+    import torch._inductor as inductor
+
+    folder.mkdir(parents=True)
+    owned = owned_tensors(source.owners)
+    examples = tuple(
+        node.meta["val"] for node in made.graph.graph.nodes if node.op == "placeholder"
+    )
+    with torch.no_grad():
+        library = inductor.aot_compile(
+            made.graph, examples, options={"aot_inductor.output_path": str(folder / LIBRARY)}
+        )
+    assert library == str(folder / LIBRARY), library
+    described = {
+        "inputs": [[p, list(owned[p].shape), str(owned[p].dtype)] for p in made.inputs],
+        "arguments": made.arguments,
+        "output": made.output,
+    }
+    (folder / DESCRIPTION).write_text(json.dumps(described), encoding="utf-8")
+
+
+def compile_here(made: Trace, source: Source, options: dict[str, Any] | None = None) -> Program:
+    """Compile a trace in this process.
+
+    Raises:
+        CompileError: When the compiler gives up.
+    """
+    import torch._inductor as inductor
+
+    owned = owned_tensors(source.owners)
+    examples = [node.meta["val"] for node in made.graph.graph.nodes if node.op == "placeholder"]
+    try:
+        with torch.no_grad():
+            compiled = inductor.compile(made.graph, examples, options=options)
+    except Exception as error:  # whatever the compiler raises, the run can go on
+        raise CompileError(f"{source.name}: {type(error).__name__}: {error}") from error
+
+    def call(inputs: list[Tensor]) -> Sequence[Tensor]:
+        with torch.no_grad():
+            result: Sequence[Tensor] = compiled(*inputs)
+        return result
+
+    state = tuple(owned[path].detach() for path in made.inputs)
+    return Program(call, state, made.arguments, made.output)

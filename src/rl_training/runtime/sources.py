@@ -1,0 +1,141 @@
+"""What the loops hand over to be compiled, and example arguments for it.
+
+Used by the run and by the compiling process, so that both mean the same by a name.
+Shapes: S seeds, B batch, T steps of a rollout, n environments per seed, M metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import AnyLearner, OnPolicyLearner, StepOutput
+from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.data.batch import RolloutBatch
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.envs.spec import EnvSpec
+from rl_training.rng import Rng
+from rl_training.runtime.tracing import Source
+
+FREQUENT = 16
+"""Kinds of updates rarer than one in this many stay eager: compiling them would not pay."""
+
+
+def replay_step(learner: AnyLearner, replay: ReplayBuffer) -> StepOutput:
+    """Draw a batch, learn from it, and send new priorities back."""
+    batch = replay.sample(cast(ReplayConfig, learner.config).batch_size)
+    output = learner.step(batch)
+    if batch.index is not None and output.priority is not None:
+        replay.update_priorities(batch.index, output.priority)
+    return output
+
+
+def packed_step(learner: AnyLearner, replay: ReplayBuffer, metrics: Sequence[str]) -> Tensor:
+    """Do `replay_step` and return the means of the metrics `[S, M]`."""
+    found = replay_step(learner, replay).metrics
+    rows = [found[name].detach().float().reshape(learner.num_seeds, -1) for name in metrics]
+    return torch.stack([row.mean(1) for row in rows], 1)
+
+
+def replay_sources(
+    learner: AnyLearner, replay: ReplayBuffer, metrics: Sequence[str]
+) -> dict[str, Source]:
+    """Return acting, and one update per frequent phase, of the off-policy loop."""
+    owners = {"learner": learner, "replay": replay}
+    sources = [Source("act", partial(learner.act, explore=True), {"learner": learner})]
+    sources += [
+        Source(update_name(phase), partial(packed_step, learner, replay, metrics), owners)
+        for phase in frequent_phases(learner)
+    ]
+    return {source.name: source for source in sources}
+
+
+def rollout_sources(learner: OnPolicyLearner) -> dict[str, Source]:
+    """Return acting, and one gradient step, of the on-policy loop."""
+    owners = {"learner": learner}
+    sources = [
+        Source("sample", learner.sample, owners),
+        Source("minibatch_step", learner.minibatch_step, owners),
+    ]
+    return {source.name: source for source in sources}
+
+
+def update_name(phase: int) -> str:
+    """Name of the update of one phase."""
+    return f"update-{phase}"
+
+
+def frequent_phases(learner: AnyLearner) -> list[int]:
+    """Return the phases that are worth a program."""
+    with counted(learner, 0):
+        phases = []
+        for count in range(4 * FREQUENT):
+            learner.num_updates.value = count
+            phases.append(learner.phase())
+    return [phase for phase in sorted(set(phases)) if phases.count(phase) >= 4]
+
+
+@contextmanager
+def counted(learner: AnyLearner, count: int) -> Iterator[None]:
+    """Let the learner believe it had done `count` updates."""
+    before = learner.num_updates.value
+    learner.num_updates.value = count
+    try:
+        yield
+    finally:
+        learner.num_updates.value = before
+
+
+def example_arguments(
+    name: str, learner: AnyLearner, env: EnvSpec, num_envs: int
+) -> tuple[Any, ...]:
+    """Return arguments with the shapes that the loop will use."""
+    rng = Rng(range(learner.num_seeds), "example", learner.device)
+    obs = rng.normal(num_envs, *env.obs_shape)
+    if name == "act":
+        return (obs,)
+    if name.startswith("update-"):
+        return ()
+    assert isinstance(learner, OnPolicyLearner)
+    if name == "sample":
+        return obs, learner.draw_noise(1, num_envs)[:, 0]
+    return _first_call(learner, name, example_rollout(learner, env, num_envs))
+
+
+def example_rollout(learner: OnPolicyLearner, env: EnvSpec, num_envs: int) -> RolloutBatch:
+    """Return a rollout of random numbers."""
+    lead = (learner.num_seeds, learner.rollout_steps, num_envs)
+    rng = Rng(range(learner.num_seeds), "example", learner.device)
+    obs = rng.normal(*lead[1:], *env.obs_shape)
+    action = torch.zeros(*lead, *env.action_shape, device=learner.device)
+    never = torch.zeros(lead, dtype=torch.bool, device=learner.device)
+    return RolloutBatch(
+        obs=obs,
+        action=action.long() if env.action_kind == "discrete" else action,
+        reward=torch.ones(lead, device=learner.device),
+        next_obs=obs.roll(1, 1),
+        terminated=never,
+        truncated=never,
+    )
+
+
+def _first_call(learner: OnPolicyLearner, name: str, rollout: RolloutBatch) -> tuple[Any, ...]:
+    """Return what the learner's method `name` is first called with when it learns."""
+    calls: list[tuple[Any, ...]] = []
+    method = getattr(learner, name)
+
+    def watched(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return method(*arguments)
+
+    setattr(learner, name, watched)
+    try:
+        learner.step(rollout)
+    finally:
+        delattr(learner, name)
+    return calls[0]

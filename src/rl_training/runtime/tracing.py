@@ -1,0 +1,236 @@
+"""Turns a function that uses tensors of other objects into one graph of tensor operations.
+
+The function is run once, for real, under PyTorch's proxy tracer, which sees operations below
+autograd: losses, gradients, optimizer and target updates become one graph, whatever Python stood
+between them.  Tensors are told apart by identity, so the learner's own code runs unchanged on its
+own tensors; those it used become inputs of the graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from rl_training.rng import Rng
+from rl_training.state import Scalar
+
+Owners = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A function that may be compiled, and the objects whose tensors it reads and writes."""
+
+    name: str
+    function: Callable[..., Any]
+    owners: Owners
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One graph: inputs are tensors of the owners, then the arguments; outputs are a flat tuple."""
+
+    graph: GraphModule
+    inputs: tuple[str, ...]
+    """Paths of the owners' tensors that the graph uses."""
+    arguments: tuple[int, ...]
+    """Positions of the flattened arguments that it uses."""
+    output: Any
+    """Structure of what the function returned, see `flatten`."""
+
+
+def owned_tensors(owners: Owners) -> dict[str, Tensor]:
+    """Return every tensor the owners hold, by path; one held twice has the first path."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    left: list[tuple[str, Any]] = list(owners.items())[::-1]
+    while left:
+        path, value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            found[path] = value
+        else:
+            left += [(f"{path}.{name}", item) for name, item in _children(value)][::-1]
+    return found
+
+
+def _children(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, list | tuple):
+        return list(enumerate(value))
+    if isinstance(value, Scalar) or hasattr(value, "state_dict"):
+        return list(vars(value).items())
+    return []
+
+
+def owned_rngs(owners: Owners) -> list[Rng]:
+    """Return the sources of randomness among the owners' attributes."""
+    return [
+        value
+        for owner in owners.values()
+        for value in vars(owner).values()
+        if isinstance(value, Rng)
+    ]
+
+
+@contextmanager
+def tensor_randomness(owners: Owners) -> Iterator[None]:
+    """Let the owners draw random numbers by tensor operations, which can be traced."""
+    rngs = owned_rngs(owners)
+    before = [rng.as_tensors for rng in rngs]
+    for rng in rngs:
+        rng.as_tensors = True
+    try:
+        yield
+    finally:
+        for rng, value in zip(rngs, before, strict=True):
+            rng.as_tensors = value
+
+
+def flatten(value: Any) -> tuple[list[Tensor], Any]:
+    """Return the tensors of nested tuples, mappings and dataclasses, and their structure.
+
+    The structure is plain data: `"tensor"`, null, a list, or a mapping.
+    """
+    if isinstance(value, Tensor):
+        return [value], "tensor"
+    if value is None:
+        return [], None
+    if dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        parts = {name: flatten(item) for name, item in value.items()}
+        tensors = [tensor for found, _ in parts.values() for tensor in found]
+        return tensors, {name: structure for name, (_, structure) in parts.items()}
+    assert isinstance(value, list | tuple), f"cannot be traced: {value!r}"
+    items = [flatten(item) for item in value]
+    return [tensor for found, _ in items for tensor in found], [spec for _, spec in items]
+
+
+def unflatten(structure: Any, tensors: Iterator[Tensor]) -> Any:
+    """Put tensors back into the structure of `flatten`; lists come back as tuples."""
+    if structure is None:
+        return None
+    if structure == "tensor":
+        return next(tensors)
+    if isinstance(structure, Mapping):
+        return {name: unflatten(item, tensors) for name, item in structure.items()}
+    return tuple(unflatten(item, tensors) for item in structure)
+
+
+def trace(source: Source, arguments: Sequence[Any] = ()) -> Trace:
+    """Run `source` on `arguments` and return what it did as a graph; the owners' tensors change.
+
+    Raises:
+        RuntimeError: From PyTorch, when the function reads a number back from a tensor.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    owned = owned_tensors(source.owners)
+    flat_arguments, _ = flatten(list(arguments))
+    structure: list[Any] = []
+
+    def run(*_: Tensor) -> tuple[Tensor, ...]:
+        tensors, spec = flatten(source.function(*arguments))
+        structure.append(spec)
+        return tuple(tensor.detach() for tensor in tensors)
+
+    with tensor_randomness(source.owners):
+        made = make_fx(run, decomposition_table=_decompositions())(*owned.values(), *flat_arguments)
+    graph: GraphModule = made
+    examples = [*owned.values(), *flat_arguments]
+    used = _drop_unused_inputs(graph, examples)
+    paths = list(owned)
+    return Trace(
+        graph,
+        tuple(paths[i] for i in used if i < len(paths)),
+        tuple(i - len(paths) for i in used if i >= len(paths)),
+        structure[0],
+    )
+
+
+def _drop_unused_inputs(graph: GraphModule, examples: Sequence[Tensor]) -> list[int]:
+    """Remove inputs nobody reads; returns the positions of the others."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    used = []
+    fake = FakeTensorMode()
+    for node in list(graph.graph.nodes):
+        node.meta.pop("val", None)
+        node.meta.pop("tensor_meta", None)
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for index, (node, example) in enumerate(zip(placeholders, examples, strict=True)):
+        if node.users:
+            used.append(index)
+            node.meta["val"] = fake.from_tensor(example.detach())
+        else:
+            graph.graph.erase_node(node)
+    graph.recompile()
+    return used
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """Operations that a compiler does better with when they are taken apart."""
+    aten = torch.ops.aten
+    return {
+        aten._fused_adam_.default: _adam,
+        aten._fused_adam_.tensor_lr: _adam,
+        aten._foreach_lerp_.Scalar: _lerp,
+        aten.addmm.default: _addmm,
+        aten.baddbmm.default: _baddbmm,
+        aten.bmm.default: _bmm,
+    }
+
+
+def _adam(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    _max_second: list[Tensor],
+    steps: list[Tensor],
+    *,
+    lr: Tensor | float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    grad_scale: Tensor | None = None,
+    **_: Any,
+) -> None:
+    """Adam as element-wise operations (Kingma & Ba, 2015, end of Section 2)."""
+    step = steps[0]
+    size = lr / (1 - beta1**step)
+    root = (1 - beta2**step).sqrt()
+    for p, g, m, v in zip(parameters, gradients, first, second, strict=True):
+        g = g if grad_scale is None else g / grad_scale
+        m.lerp_(g, 1 - beta1)
+        v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        p.sub_(size * m / (v.sqrt() / root + eps))
+
+
+def _lerp(targets: list[Tensor], sources: list[Tensor], weight: float) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.lerp_(source, weight)
+
+
+def _addmm(bias: Tensor, x: Tensor, w: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    # Apart, the bias goes into the same loop as the activation.
+    return torch.mm(x, w) + bias if beta == alpha == 1 else NotImplemented
+
+
+def _baddbmm(bias: Tensor, x: Tensor, w: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    return torch.bmm(x, w) + bias if beta == alpha == 1 else NotImplemented
+
+
+def _bmm(x: Tensor, w: Tensor) -> Any:
+    return torch.mm(x[0], w[0]).unsqueeze(0) if x.shape[0] == 1 else NotImplemented
