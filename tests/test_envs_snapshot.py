@@ -14,8 +14,8 @@ import pytest
 
 from helpers.envs import CounterEnv
 from rl_training.envs import SeedVectorEnv, SnapshotWrapper, Step, VectorEnv, make_env, snapshot
+from rl_training.envs.backends import Mode
 from rl_training.envs.plain import NotPlain, decode, encode
-from rl_training.envs.vector import Mode
 from rl_training.errors import CheckpointError, EnvError
 
 MODULE = CounterEnv.__module__

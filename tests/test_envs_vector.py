@@ -16,27 +16,15 @@ import psutil
 import pytest
 
 from helpers.envs import CounterEnv
-from rl_training.envs import EnvSpec, SeedVectorEnv, Step, VectorEnv, env_seed, vector
-from rl_training.envs.vector import Mode
-from rl_training.envs.vectorized import MaskedCartPole
+from helpers.steps import random_actions, same_steps
+from rl_training.envs import SeedVectorEnv, VectorEnv, backends, env_seed
+from rl_training.envs.backends import Mode, SyncEnvs
 from rl_training.errors import ConfigError, EnvError, NonFiniteError
 
 MODULE = CounterEnv.__module__
 COUNTER = f"{MODULE}:CounterEnv"
-SOURCE = Path(vector.__file__).parents[2]
+SOURCE = Path(backends.__file__).parents[2]
 MODES: tuple[Mode, ...] = ("sync", "async")
-
-
-def random_actions(spec: EnvSpec, shape: tuple[int, ...], seed: int = 0) -> Any:
-    rng = np.random.default_rng(seed)
-    if spec.num_actions is not None:
-        return rng.integers(0, spec.num_actions, shape)
-    return rng.uniform(-1, 1, shape + spec.action_shape).astype(np.float32)
-
-
-def same_steps(left: Step, right: Step) -> bool:
-    names = ("obs", "reward", "terminated", "truncated", "final_obs")
-    return all(np.array_equal(getattr(left, n), getattr(right, n)) for n in names)
 
 
 def step_four_times(env: VectorEnv) -> None:
@@ -61,48 +49,6 @@ def test_no_transition_crosses_a_reset(mode: Mode, num_envs: int) -> None:
         fresh = np.stack([obs[:, 0] + 1, np.zeros(num_envs)], axis=1)
         assert np.array_equal(step.obs, fresh if ended else successor)
         obs = step.obs
-    env.close()
-
-
-@pytest.mark.parametrize("num_envs", [1, 3])
-def test_vectorised_cartpole_resets_in_the_step_that_ends(
-    num_envs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vector, "_MIN_VECTORIZED", 1)
-    env = VectorEnv("CartPole-v1", {"max_episode_steps": 3}, num_envs, seed=0)
-    assert isinstance(env._backend, MaskedCartPole)
-    env.reset()
-    for t in range(1, 13):
-        step = env.step(np.full(num_envs, t % 2))
-        assert step.truncated.tolist() == [t % 3 == 0] * num_envs
-        moved = np.abs(step.final_obs - step.obs).max(axis=1) > 0
-        assert moved.tolist() == [t % 3 == 0] * num_envs
-        assert step.reward.tolist() == [1.0] * num_envs
-        if t % 3 == 0:
-            assert (np.abs(step.obs) <= 0.05).all(), "a start state"
-            assert np.abs(step.final_obs[:, 1]).min() > 0.05, "three pushes move the cart"
-
-
-@pytest.mark.parametrize("kwargs", [{}, {"max_episode_steps": 3}])
-def test_vectorised_cartpole_is_bit_identical_to_sync(kwargs: dict[str, int]) -> None:
-    fast = VectorEnv("CartPole-v1", kwargs, 5, seed=3)
-    slow = VectorEnv("CartPole-v1", kwargs, 5, seed=3, mode="sync")
-    assert isinstance(fast._backend, MaskedCartPole)
-    assert not isinstance(slow._backend, MaskedCartPole)
-    assert np.array_equal(fast.reset(), slow.reset())
-    for actions in random_actions(fast.spec, (300, 5)):
-        assert same_steps(fast.step(actions), slow.step(actions))
-
-
-@pytest.mark.parametrize(
-    ("env_id", "kwargs", "num_envs"),
-    [("CartPole-v1", {}, 3), ("CartPole-v1", {"render_mode": "rgb_array"}, 8), (COUNTER, {}, 8)],
-)
-def test_only_plain_large_cartpole_is_vectorised(
-    env_id: str, kwargs: dict[str, Any], num_envs: int
-) -> None:
-    env = VectorEnv(env_id, kwargs, num_envs, seed=0)
-    assert not isinstance(env._backend, MaskedCartPole)
     env.close()
 
 
@@ -171,24 +117,26 @@ def test_reset_with_a_seed_begins_anew_as_if_made_with_it(num_envs: int) -> None
     assert np.array_equal(both.reset([7, 8])[0], again)
 
 
-def test_masked_cartpole_never_resets_by_itself() -> None:
-    env = MaskedCartPole(1, max_episode_steps=2)
-    env.reset(seed=[0])
-    flags = [bool(env.step(np.ones(1, dtype=np.int64))[3][0]) for _ in range(4)]
-    assert flags == [False, True, True, True]
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("env_name", ["CounterEnv", "ReusedBufferEnv"])
-def test_arrays_are_not_written_to_later(mode: Mode, env_name: str) -> None:
-    env = VectorEnv(f"{MODULE}:{env_name}", {}, 2, seed=0, mode=mode)
+@pytest.mark.parametrize(
+    ("env_id", "num_envs", "mode"),
+    [
+        (COUNTER, 2, "sync"),
+        (COUNTER, 2, "async"),
+        (f"{MODULE}:ReusedBufferEnv", 1, "sync"),
+        (f"{MODULE}:ReusedBufferEnv", 2, "sync"),
+        (f"{MODULE}:ReusedBufferEnv", 2, "async"),
+        ("CartPole-v1", 4, "auto"),
+    ],
+)
+def test_arrays_are_not_written_to_later(env_id: str, num_envs: int, mode: Mode) -> None:
+    kwargs = {"max_episode_steps": 3} if env_id == "CartPole-v1" else {}
+    env = VectorEnv(env_id, kwargs, num_envs, seed=0, mode=mode)
     kept = [env.reset()]
     for _ in range(7):
-        step = env.step(np.zeros(2, dtype=np.int64))
-        kept += [step.obs, step.final_obs, step.reward, step.terminated]
+        kept += env.step(np.zeros(num_envs, dtype=np.int64))
     copies = [array.copy() for array in kept]
     for _ in range(4):
-        env.step(np.ones(2, dtype=np.int64))
+        env.step(np.ones(num_envs, dtype=np.int64))
     assert all(np.array_equal(a, b) for a, b in zip(kept, copies, strict=True))
     env.close()
 
@@ -212,7 +160,8 @@ def test_discrete_actions_are_shifted_to_the_start_of_the_space() -> None:
     env = VectorEnv(COUNTER, {"start": 5}, 1, seed=0, mode="sync")
     env.reset()
     env.step(np.array([1]))
-    assert env._backend.call("actions_seen")[0] == [6]  # type: ignore[union-attr]  # sync
+    assert isinstance(env.backend, SyncEnvs)
+    assert env.backend.envs[0].get_wrapper_attr("actions_seen") == [6]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -250,8 +199,42 @@ def test_non_finite_values_name_environment_and_step() -> None:
         env.step(bad)
 
 
+def test_the_seed_is_named_when_several_run_side_by_side() -> None:
+    env = SeedVectorEnv.make("Pendulum-v1", {}, 2, [4, 6])
+    env.reset()
+    bad = np.zeros((2, 2, 1), dtype=np.float32)
+    bad[1, 0] = np.inf
+    with pytest.raises(NonFiniteError, match=r"environment 0 of Pendulum-v1 \(seed 6\).*step 0"):
+        env.step(bad)
+
+
+@pytest.mark.parametrize("fault", ["nan_obs", "nan_reward", "raises"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_fault_of_one_seed_names_environment_seed_and_step(mode: Mode, fault: str) -> None:
+    kwargs = {"fault": fault, "at": 3}
+    env = SeedVectorEnv.make(f"{MODULE}:BrokenEnv", kwargs, 1, [4, 6], mode)
+    healthy = SeedVectorEnv.make(f"{MODULE}:BrokenEnv", kwargs, 1, [4, 6], mode)
+    for envs in (env, healthy):
+        envs.reset()
+        envs.step(np.zeros((2, 1), dtype=np.int64))
+    env.step(np.zeros((2, 1), dtype=np.int64))
+    # The second seed is one step further than the first, so that it fails first.
+    parts = [healthy.snapshot()["per_seed"][0], env.snapshot()["per_seed"][1]]
+    env.restore({"per_seed": parts})
+    step = "" if fault == "raises" else r".*not finite at step 2"
+    with pytest.raises(EnvError, match=rf"index 0, seed 6{step}.*last action was np.int64\(1\)"):
+        env.step(np.ones((2, 1), dtype=np.int64))
+    env.close()
+    healthy.close()
+
+
+def test_environments_with_different_spaces_are_refused() -> None:
+    with pytest.raises(EnvError, match=r"GrowingEnv has other spaces every time it is made"):
+        VectorEnv(f"{MODULE}:GrowingEnv", {}, 2)
+
+
 def processes(env: VectorEnv) -> list[Any]:
-    return list(getattr(env._backend, "processes", []))
+    return list(getattr(env.backend, "processes", []))
 
 
 def no_processes(env: VectorEnv) -> bool:
@@ -301,7 +284,7 @@ def test_workers_end_with_their_owner(way: str) -> None:
         from rl_training.envs import VectorEnv
         env = VectorEnv("CartPole-v1", {{}}, 2, 0, "async")
         env.reset()
-        print(*[process.pid for process in env._backend.processes], flush=True)
+        print(*[process.pid for process in env.backend.processes], flush=True)
         if {way == "is killed"}:
             os.kill(os.getpid(), signal.SIGKILL)
     """
@@ -345,14 +328,13 @@ def test_seeds_side_by_side_equal_seeds_alone(mode: Mode) -> None:
     together.close()
 
 
-def test_one_seed_costs_a_view() -> None:
-    env = SeedVectorEnv.make(COUNTER, {}, 2, [0])
+def test_final_obs_is_obs_when_no_episode_ended() -> None:
+    env = SeedVectorEnv.make(COUNTER, {"length": 3}, 2, [0, 1])
     env.reset()
-    step = env.step(np.zeros((1, 2), dtype=np.int64))
-    assert step.obs.shape == (1, 2, 2)
-    assert step.reward.shape == (1, 2)
-    assert step.obs.base is not None
-    assert step.final_obs is step.obs
+    steps = [env.step(np.zeros((2, 2), dtype=np.int64)) for _ in range(3)]
+    assert steps[0].obs.shape == (2, 2, 2)
+    assert steps[0].reward.shape == (2, 2)
+    assert [step.final_obs is step.obs for step in steps] == [True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,17 @@ class SpacesEnv(CounterEnv):
         self.action_space = action or self.action_space
 
 
+_MADE = itertools.count()
+
+
+class GrowingEnv(CounterEnv):
+    """Has more actions every time it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Discrete(2 + next(_MADE))
+
+
 class BrokenEnv(CounterEnv):
     """Breaks the contract in the way that `fault` names, from the step `at` on."""
 

@@ -2,10 +2,11 @@
 
 from rl_training.envs.factory import make_env
 from rl_training.envs.probe import probe_env
-from rl_training.envs.seeds import SeedVectorEnv
+from rl_training.envs.seeds import SeedVectorEnv, env_seed
 from rl_training.envs.snapshot import ResumeLevel, SnapshotWrapper
 from rl_training.envs.spec import EnvSpec
-from rl_training.envs.vector import RestoreReport, Step, VectorEnv, env_seed
+from rl_training.envs.step import RestoreReport, Step
+from rl_training.envs.vector import VectorEnv
 
 __all__ = [
     "EnvSpec",

@@ -7,6 +7,7 @@ for actions without making the environment. Learners speak *learner units*: cont
 
 from __future__ import annotations
 
+import copy
 import math
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -48,15 +49,22 @@ class ActionMap:
         if not self._bounded:
             return np.asarray(action, dtype=self._dtype)
         if self._symmetric:
-            scaled = action * self._high
+            scaled = np.asarray(action, dtype=np.float64) * self._high
         else:
             # The two-sided form gives the bounds exactly at -1 and +1; low + weight * width does
             # not.
             weight = (np.asarray(action, dtype=np.float64) + 1.0) * 0.5
             scaled = (1.0 - weight) * self._low + weight * self._high
-        np.maximum(scaled, self._low, out=scaled)
-        np.minimum(scaled, self._high, out=scaled)
-        return scaled.astype(self._dtype)
+        return np.minimum(np.maximum(scaled, self._low), self._high).astype(self._dtype)
+
+    def for_batch(self, leading: tuple[int, ...]) -> ActionMap:
+        """The same for actions with these leading axes only: broadcasting takes half the time."""
+        batched = copy.copy(self)
+        if self._bounded:
+            shape = leading + self._low.shape
+            batched._low = np.array(np.broadcast_to(self._low, shape))
+            batched._high = np.array(np.broadcast_to(self._high, shape))
+        return batched
 
     def to_learner(self, action: Array) -> Array:
         """Environment units to learner units: int64 indices, or float32 (in [-1, 1] if bounded)."""

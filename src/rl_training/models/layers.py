@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rl_training.models.fused_mlp import Precision, fused_mlp
 from rl_training.rng import Rng
 
 Activation = Callable[[Tensor], Tensor]
@@ -175,9 +176,14 @@ class StackedMLP(nn.Module):
         # Plain tuples beside the registered lists: walking a ModuleList costs more than a product.
         self._hidden = tuple(zip(layers[:-1], norms[:-1], strict=True))
         self._output = (layers[-1],)
+        self.fused: Precision | None = None
+        """Run as one kernel in this number format, where that exists; set while traced."""
+        self._fusible = activation == "relu" and not layer_norm
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[S, B, I]` (shared by all members) to `[S, *members, B, O]`."""
+        if self.fused is not None and self._fusible:
+            return self._in_one_kernel(x, self.fused)
         if len(self.members) == 1 and x.shape[0] == 1 and x.device.type == "cpu":
             return self._one_by_one(x)
         if self.members:
@@ -187,6 +193,12 @@ class StackedMLP(nn.Module):
             x = layer.forward(x)
             x = self.activation(x if norm is None else norm.forward(x))
         return self._output[0].forward(x).float()
+
+    def _in_one_kernel(self, x: Tensor, precision: Precision) -> Tensor:
+        layers = (*(layer for layer, _ in self._hidden), self._output[0])
+        weights = [layer.weight.flatten(0, -3) for layer in layers]
+        out = fused_mlp(x, weights, [layer.bias.flatten(0, -3) for layer in layers], precision)
+        return out.view(*layers[-1].weight.shape[:-2], *out.shape[-2:])
 
     def _one_by_one(self, x: Tensor) -> Tensor:
         """One seed on a CPU: plain products, member after member, beat batched ones by some 5%."""

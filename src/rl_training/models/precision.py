@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
-from rl_training.models.layers import StackedLinear
+from rl_training.models.fused_mlp import Precision
+from rl_training.models.layers import StackedLinear, StackedMLP
 
-Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 
-
-def set_precision(learner: Any, precision: str) -> None:
+def set_precision(learner: Any, precision: Precision) -> None:
     """Let the layers of a learner's networks multiply in bf16, or in their own format.
 
     Parameters, optimizer state, losses and everything between networks stay float32; tf32 is a
     property of the device and set for the whole process.
     """
-    dtype = torch.bfloat16 if precision == "bf16" else None
-    for value in vars(learner).values():
-        if isinstance(value, nn.Module):
-            for module in value.modules():
-                if isinstance(module, StackedLinear):
-                    module.compute_dtype = dtype
+    for module in _modules(learner):
+        if isinstance(module, StackedLinear):
+            module.compute_dtype = torch.bfloat16 if precision == "bf16" else None
     if learner.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
+
+@contextmanager
+def fused_networks(learner: Any, precision: Precision) -> Iterator[None]:
+    """Let a learner's networks run as single kernels where these exist."""
+    networks = [module for module in _modules(learner) if isinstance(module, StackedMLP)]
+    for network in networks:
+        network.fused = precision if learner.device.type == "cuda" else None
+    try:
+        yield
+    finally:
+        for network in networks:
+            network.fused = None
+
+
+def _modules(learner: Any) -> Iterator[nn.Module]:
+    for value in vars(learner).values():
+        if isinstance(value, nn.Module):
+            yield from value.modules()

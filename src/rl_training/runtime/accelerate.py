@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,9 +24,11 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
+from rl_training.models.precision import fused_networks
 from rl_training.runtime.compiling import CompileError, CompileJob, Program, Request, compile_here
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.sources import (
+    count_of_phase,
     counted,
     example_arguments,
     replay_sources,
@@ -124,14 +127,18 @@ class Accelerator:
             program = self._job.load(source)
         else:
             undo = Undo(source)
-            with counted(learner, learner.num_updates.value):
+            with self._in_phase(source), fused_networks(learner, self.config.precision):
                 made = trace(source, self._arguments(source))
             undo()
             program = compile_here(made, source)
-        difference = compare(source, program, self._arguments(source))
+        with self._in_phase(source):
+            difference = compare(source, program, self._arguments(source))
         if difference is not None and difference.size > TOLERANCE[self.config.precision]:
             raise CompileError(f"compiled {source.name} differs from eager, {difference}")
         return program
+
+    def _in_phase(self, source: Source) -> AbstractContextManager[None]:
+        return counted(self.learner, count_of_phase(self.learner, source.name))
 
     def _arguments(self, source: Source) -> tuple[Any, ...]:
         undo = Undo(source)

@@ -6,8 +6,7 @@ Shapes: S seeds, n environments per seed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,15 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.envs.seeds import SeedVectorEnv
-from rl_training.envs.vector import Step
+from rl_training.envs.step import Step
 from rl_training.state import StateDict, require_same_keys
 
 WINDOW = 100
 """Episodes over which training returns are averaged."""
 
 
-@dataclass(frozen=True)
-class CollectedStep:
+class CollectedStep(NamedTuple):
     """One step of all environments: what was seen, done, and what came of it."""
 
     obs: NDArray[Any]
@@ -40,7 +38,8 @@ class Collector:
         shape = (envs.num_seeds, envs.num_envs)
         self.obs: NDArray[Any] = np.zeros((*shape, *envs.spec.obs_shape), np.float32)
         self.episode_return = np.zeros(shape, np.float64)
-        self.episode_length = np.zeros(shape, np.int64)
+        self._clock = 0
+        self._began = np.zeros(shape, np.int64)  # the clock at the start of the episode
         self.recent = np.zeros((envs.num_seeds, WINDOW, 2), np.float64)
         self.episodes = np.zeros(envs.num_seeds, np.int64)
 
@@ -59,20 +58,29 @@ class Collector:
         before = self.obs
         step = self.envs.step(array)
         self.obs = step.obs
-        self.episode_return += step.reward
-        self.episode_length += 1
-        ended = step.terminated | step.truncated
-        if ended.any():
-            self._close_episodes(ended)
+        self._clock += 1
+        # Of one type and not in place: adding mixed types, or one number to itself, takes longer.
+        self.episode_return = self.episode_return + step.reward.astype(np.float64)
+        if step.final_obs is not step.obs:
+            self._close_episodes(step.terminated | step.truncated)
         return CollectedStep(before, array, step)
 
+    @property
+    def episode_length(self) -> NDArray[np.int64]:
+        """Steps since each episode began, `[S, n]`."""
+        return self._clock - self._began
+
     def _close_episodes(self, ended: NDArray[np.bool_]) -> None:
-        for seed, env in zip(*np.nonzero(ended), strict=True):
+        for seed, env in zip(*(axis.tolist() for axis in ended.nonzero()), strict=True):
             slot = self.episodes[seed] % WINDOW
-            self.recent[seed, slot] = self.episode_return[seed, env], self.episode_length[seed, env]
+            self.recent[seed, slot, 0] = self.episode_return[seed, env]
+            self.recent[seed, slot, 1] = self._clock - self._began[seed, env]
             self.episodes[seed] += 1
-        self.episode_return[ended] = 0.0
-        self.episode_length[ended] = 0
+            self._begin_episode(seed, env)
+
+    def _begin_episode(self, seed: int, env: int) -> None:
+        self.episode_return[seed, env] = 0.0
+        self._began[seed, env] = self._clock
 
     def summary(self, seed: int) -> dict[str, float]:
         """Return mean return and length of the last episodes of a seed (empty before the first)."""
@@ -96,12 +104,12 @@ class Collector:
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Restore; returns messages about environments that had to begin a new episode."""
         require_same_keys({**dict.fromkeys(self._ARRAYS), "envs": None}, state, "Collector")
-        for name in self._ARRAYS:
+        for name in ("obs", "episode_return", "recent", "episodes"):
             setattr(self, name, np.array(state[name]))
+        self._began = self._clock - np.array(state["episode_length"])
         report = self.envs.restore(state["envs"])
         for flat in report.restarted:
             seed, env = divmod(flat, self.envs.num_envs)
             self.obs[seed, env] = report.obs[seed, env]
-            self.episode_return[seed, env] = 0.0
-            self.episode_length[seed, env] = 0
+            self._begin_episode(seed, env)
         return report.messages

@@ -22,6 +22,7 @@ from rl_training.models.precision import set_precision
 from rl_training.runtime.compiling import Request, write_library
 from rl_training.runtime.replay import make_replay
 from rl_training.runtime.sources import (
+    count_of_phase,
     counted,
     example_arguments,
     replay_sources,
@@ -55,7 +56,7 @@ def compile_programs(folder: Path) -> None:
     for name in request.programs:
         source = sources[name]
         arguments = example_arguments(name, learner, env, config.num_envs)
-        with counted(learner, _count_of_phase(learner, name)):
+        with counted(learner, count_of_phase(learner, name)):
             made = trace(source, arguments)
             _move_schedules(learner, source)
             again = trace(source, arguments)
@@ -71,18 +72,6 @@ def _move_schedules(learner: AnyLearner, source: Source) -> None:
         if isinstance(owner, ReplayBuffer):
             owner.set_progress(0.37)
             owner.set_inserted(owner.capacity // 2)
-
-
-def _count_of_phase(learner: AnyLearner, name: str) -> int:
-    """A number of updates after which the next one is of the phase in the name."""
-    if not name.startswith("update-"):
-        return 0
-    wanted = int(name.removeprefix("update-"))
-    for count in range(10_000):
-        with counted(learner, count):
-            if learner.phase() == wanted:
-                return count
-    raise AssertionError(f"no update is of phase {wanted}")
 
 
 if __name__ == "__main__":

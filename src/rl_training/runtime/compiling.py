@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from rl_training.errors import RLTrainingError
+from rl_training.models.fused_mlp import Precision
 from rl_training.runtime.tracing import Source, Trace, flatten, owned_tensors, unflatten
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -59,7 +60,7 @@ class Request:
     env_spec: dict[str, Any]
     device: str
     threads: int
-    precision: str
+    precision: Precision
     programs: tuple[str, ...]
 
     @property

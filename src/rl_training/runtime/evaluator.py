@@ -57,7 +57,7 @@ class Evaluator:
     def _environments(self, count: int) -> SeedVectorEnv:
         if self._envs is None or self._envs.num_envs != count:
             self.close()
-            self._envs = SeedVectorEnv.make(self.env_id, self.env_kwargs, count, self.seeds, "sync")
+            self._envs = SeedVectorEnv.make(self.env_id, self.env_kwargs, count, self.seeds)
         return self._envs
 
     def close(self) -> None:

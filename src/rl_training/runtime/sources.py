@@ -91,6 +91,18 @@ def counted(learner: AnyLearner, count: int) -> Iterator[None]:
         learner.num_updates.value = before
 
 
+def count_of_phase(learner: AnyLearner, name: str) -> int:
+    """Return a number of updates after which the next is of the phase that `name` is of."""
+    if not name.startswith("update-"):
+        return 0
+    wanted = int(name.removeprefix("update-"))
+    for count in range(10_000):
+        with counted(learner, count):
+            if learner.phase() == wanted:
+                return count
+    raise AssertionError(f"no update is of phase {wanted}")
+
+
 def example_arguments(
     name: str, learner: AnyLearner, env: EnvSpec, num_envs: int
 ) -> tuple[Any, ...]:
