@@ -299,8 +299,9 @@ def _command() -> str:
 
 def _report(result: TrainResult) -> None:
     """Print where everything is; `name=value` lines first, for scripts."""
-    from rl_training.cli.display import print_result
+    from rl_training.cli.display import print_group, print_result
     from rl_training.cli.plots import write_plots
+    from rl_training.runtime.summary import SUMMARY_FILE, read_summary
 
     print_result(out, result.run_dir, result.checkpoint_path, result.metrics)
     if result.stop_reason is not None:
@@ -309,12 +310,19 @@ def _report(result: TrainResult) -> None:
         mean: Any = member.metrics.get("eval_return_mean")
         line = f"seed_run={member.run_dir} eval_return_mean={mean}"
         out.print(line, markup=False, highlight=False)
-    plots = write_plots(result.run_dir, [member.run_dir for member in result.per_seed])
+    summary = read_summary(result.run_dir) if result.per_seed else None
+    if summary is not None:
+        path = result.run_dir / SUMMARY_FILE
+        out.print(f"summary={path}", markup=False, highlight=False)
+    curve = () if summary is None else summary.curve
+    plots = write_plots(result.run_dir, [member.run_dir for member in result.per_seed], curve)
     out.print(
         f"plots={plots}" if plots else 'plots=none (pip install "rl-training[report]")',
         markup=False,
         highlight=False,
     )
+    if summary is not None:
+        print_group(out, summary)
     if out.is_terminal:
         checkpoint = (result.per_seed or (result,))[0].run_dir
         err.print("\nWhat next:", style="bold")

@@ -16,10 +16,15 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 from rl_training.runtime.callbacks import Callback, TrainerState
+from rl_training.runtime.summary import GroupSummary, SeedSummary
 
 REFRESH_SECONDS = 0.1
+MOST_SEEDS = 12
+"""Seeds that the table of a group lists; of more, it lists only those at both ends."""
+AT_EACH_END = 3
 SHOWN = ("critic_loss", "actor_loss", "loss", "value_loss", "entropy", "alpha", "epsilon")
 
 
@@ -146,3 +151,55 @@ def print_metrics(console: Console, metrics: Mapping[str, float]) -> None:
     for name, value in metrics.items():
         count = float(value).is_integer() and "return" not in name
         console.print(f"{name}={value:.0f}" if count else f"{name}={value:.4f}", highlight=False)
+
+
+def print_group(console: Console, summary: GroupSummary) -> None:
+    """Print what each seed of a group reached, and the interquartile mean over them."""
+    final = summary.final_return
+    if final.iqm is None or final.iqm_low is None or final.iqm_high is None:
+        return  # never evaluated: there is nothing to compare
+    digits = _digits(summary)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in ("seed", "final return", "best return", "at step"):
+        table.add_column(column, justify="right", no_wrap=True)
+    top, hidden, bottom = _shown_seeds(summary.seeds)
+    for member in top:
+        table.add_row(*_cells(member, digits))
+    if hidden:
+        table.add_row("", f"{hidden} between", style="dim")
+    for member in bottom:
+        table.add_row(*_cells(member, digits))
+    console.print()
+    console.print(table, highlight=False, soft_wrap=False)
+    low, high = f"{final.iqm_low:.{digits}f}", f"{final.iqm_high:.{digits}f}"
+    console.print(
+        f"IQM {final.iqm:.{digits}f} [{summary.level:.0%} {low}, {high}] "
+        f"over {summary.num_seeds} seeds",
+        markup=False,
+        highlight=False,
+        style="bold",
+    )
+
+
+def _shown_seeds(
+    seeds: Sequence[SeedSummary],
+) -> tuple[Sequence[SeedSummary], int, Sequence[SeedSummary]]:
+    """Return the seeds above a gap, the number in it, and those below; few seeds have no gap."""
+    if len(seeds) <= MOST_SEEDS:
+        return seeds, 0, ()
+    ranked = sorted(seeds, key=lambda member: member.final_return or 0.0)
+    hidden = len(seeds) - 2 * AT_EACH_END
+    return ranked[:AT_EACH_END], hidden, ranked[-AT_EACH_END:]
+
+
+def _cells(member: SeedSummary, digits: int) -> tuple[str, ...]:
+    returns = (member.final_return, member.best_return)
+    numbers = ("-" if value is None else f"{value:.{digits}f}" for value in returns)
+    step = "-" if member.best_step is None else f"{member.best_step:,}"
+    return (str(member.seed), *numbers, step)
+
+
+def _digits(summary: GroupSummary) -> int:
+    """Return the decimals to print: returns of a few units, such as success rates, need more."""
+    returns = [value for m in summary.seeds for value in (m.final_return, m.best_return)]
+    return 1 if max(abs(value or 0.0) for value in returns) >= 10 else 3

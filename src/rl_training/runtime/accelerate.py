@@ -25,6 +25,7 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.precision import fused_networks
+from rl_training.runtime.capturing import CapturedCall, CapturedUpdates
 from rl_training.runtime.compiling import CompileError, CompileJob, Program, Request, compile_here
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.sources import (
@@ -48,8 +49,6 @@ EAGER_SECONDS = 30.0
 """How long, by estimate, an `auto` run stays eager, while its programs are compiled beside it."""
 WORTH_SECONDS = 120.0
 """How long, by estimate, an `auto` run must take to be compiled at all."""
-STEPS_PER_REPLAY = 8
-"""Updates in one CUDA graph, where that many are due at once."""
 TOLERANCE = {"fp32": 0.02, "tf32": 0.05, "bf16": 0.15}
 """Largest difference of a change made by a program, relative to the change itself."""
 
@@ -96,7 +95,7 @@ class Accelerator:
         if self._failed or self.learner.device.type != "cpu":
             return
         request = Request(
-            config=self.config.model_dump(mode="json"),
+            config=self.config.resolved(),
             env_spec=self.env.model_dump(mode="json"),
             device=self.learner.device.type,
             threads=torch.get_num_threads(),
@@ -113,7 +112,9 @@ class Accelerator:
         if self._failed:
             return {}
         try:
-            return {source.name: self._program(source) for source in sources}
+            # The loop may be acting, without gradients, when the time comes.
+            with torch.inference_mode(False), torch.enable_grad():
+                return {source.name: self._program(source) for source in sources}
         except CompileError as error:
             self._give_up(str(error))
             return {}
@@ -279,15 +280,14 @@ class ReplayRunner:
 
     def act(self, obs: Tensor) -> Tensor:
         """Choose exploring actions."""
+        self._switch_when_due()
         if self._act is not None:
             return self._act(obs)
         return self.learner.act(obs, explore=True)
 
     def update(self, count: int) -> None:
         """Do `count` updates."""
-        if count and self.learner.num_updates.value >= self._switch_at:
-            self._switch_at = math.inf
-            self._switch()
+        self._switch_when_due()
         while count:
             fast = self._updates.get(self.learner.phase())
             if fast is None:
@@ -301,9 +301,15 @@ class ReplayRunner:
         self.learner.num_updates.value += 1
         self.recorder.record(UpdateResult(metrics=Metrics(output.metrics)))
 
-    def _switch(self) -> None:
+    def _switch_when_due(self) -> None:
+        # A program is compared with eager on a batch, so there must be rows to draw one from.
+        if self.learner.num_updates.value < self._switch_at or not len(self.replay):
+            return
+        self._switch_at = math.inf
         programs = self.accelerator.programs(list(self._sources.values()))
-        self._act = programs.get("act")
+        if "act" in programs:
+            captures = self.accelerator.captures
+            self._act = CapturedCall(programs["act"]) if captures else programs["act"]
         for name, program in programs.items():
             if name.startswith("update-"):
                 phase = int(name.removeprefix("update-"))
@@ -319,44 +325,6 @@ class ReplayRunner:
         if not self.accelerator.captures:
             return once
         return CapturedUpdates(self.learner, self.recorder, program, phase)
-
-
-class CapturedUpdates:
-    """Updates of one phase as CUDA graphs of one step and of several."""
-
-    def __init__(
-        self, learner: AnyLearner, recorder: MetricRecorder, program: Program, phase: int
-    ) -> None:
-        self.learner, self.recorder, self.phase = learner, recorder, phase
-        self._graphs = {size: _capture(program, size) for size in (1, STEPS_PER_REPLAY)}
-
-    def __call__(self, count: int) -> int:
-        """Do several updates if that many are due and alike, else one; returns how many."""
-        size = STEPS_PER_REPLAY if self._alike(count) else 1
-        graph, rows = self._graphs[size]
-        graph.replay()
-        self.recorder.record_rows(rows.clone())
-        self.learner.num_updates.value += size
-        return size
-
-    def _alike(self, count: int) -> bool:
-        if count < STEPS_PER_REPLAY:
-            return False
-        done = self.learner.num_updates.value
-        phases = set()
-        for step in range(STEPS_PER_REPLAY):
-            with counted(self.learner, done + step):
-                phases.add(self.learner.phase())
-        return phases == {self.phase}
-
-
-def _capture(program: Program, size: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """Capture `size` calls; also returns the rows they write, `[size, S, M]`."""
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        rows = torch.stack([program() for _ in range(size)])
-    return graph, rows
 
 
 class RolloutRunner:
@@ -382,4 +350,5 @@ class RolloutRunner:
             return
         self._switch_at = math.inf
         for name, program in self.accelerator.programs(list(self._sources.values())).items():
-            setattr(self.learner, name, program)
+            captures = self.accelerator.captures
+            setattr(self.learner, name, CapturedCall(program) if captures else program)

@@ -31,6 +31,7 @@ from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.results import TrainingInterrupted, TrainResult, summarize_returns
 from rl_training.runtime.saving import Saver
 from rl_training.runtime.signals import SignalFlag
+from rl_training.runtime.summary import summarize_group, write_summary
 from rl_training.state import Counter, Stateful
 
 
@@ -310,7 +311,11 @@ class Session:
         # An evaluation after the last checkpoint changes the state, so it is saved again.
         if (unevaluated and not cut) or not self._saver.is_saved(self.step):
             self.save()
+        result = self._result()  # a group's summary is written while the folder is still held
         self.close()
+        return result
+
+    def _result(self) -> TrainResult:
         per_seed = tuple(
             TrainResult(folder, path, self._final_metrics(index), self.state.stop_reason)
             for index, (folder, path) in enumerate(
@@ -321,6 +326,9 @@ class Session:
             return per_seed[0]
         names = per_seed[0].metrics
         means = {name: float(np.mean([r.metrics[name] for r in per_seed])) for name in names}
+        summary = summarize_group(self.seeds, per_seed)
+        write_summary(self.run_dir, summary)
+        means |= summary.metrics()
         return TrainResult(
             self.run_dir, self._saver.newest[0], means, self.state.stop_reason, per_seed
         )

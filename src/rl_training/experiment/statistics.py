@@ -1,0 +1,110 @@
+"""Figures over a group of seeds: interquartile mean and bootstrap interval (arXiv:2108.13264).
+
+Shapes: n values of one sample, T samples, R resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rl_training.errors import DataError
+
+Floats = NDArray[np.float64]
+Statistic = Callable[[Floats], Floats]
+"""A figure of each sample along the last axis: [..., n] to [...]."""
+LEVEL = 0.95
+RESAMPLES = 10_000
+
+
+class Interval(NamedTuple):
+    """Two ends."""
+
+    low: float
+    high: float
+
+
+def interquartile_mean(values: ArrayLike) -> Floats:
+    """Return the mean of the middle half of each sample, `[..., n]` to `[...]`.
+
+    A quarter is cut from each end, Sec. 4 of arXiv:2108.13264.  Where n is not a multiple of four
+    the quarter ends inside a value, which then counts with the part that is left of it, so that
+    exactly half of the sample counts: the weights of three values are 1/6, 4/6, 1/6.  (Cutting
+    whole values only, as `scipy.stats.trim_mean` does, gives the mean for n below four and lets the
+    figure jump with n; for multiples of four the two are the same.)  NaN and infinity give NaN.
+
+    Raises:
+        DataError: When a sample is empty.
+    """
+    samples = _samples(values)
+    finite = np.asarray(np.isfinite(samples).all(axis=-1))
+    size = samples.shape[-1]
+    cut = size // 4
+    kept = np.sort(np.where(finite[..., None], samples, 0.0), axis=-1)[..., cut : size - cut]
+    # In quarters of a value: whole numbers, so that equal values have exactly their value as mean.
+    weights = np.full(kept.shape[-1], 4.0)
+    weights[0] -= size % 4
+    weights[-1] -= size % 4  # a single value is both ends and loses at both
+    means = (kept * weights).sum(axis=-1) / (2 * size)
+    return np.where(finite, means, np.nan)
+
+
+def bootstrap_interval(
+    values: ArrayLike,
+    statistic: Statistic,
+    *,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Return the percentile bootstrap interval of a statistic of one sample, `[n]`.
+
+    The same arguments give the same interval.  With n = 1 it is the point itself; below about five
+    values it is too narrow and says little.  NaN and infinity give NaN.
+
+    Raises:
+        DataError: When the sample is empty, `level` not within (0, 1), or `resamples` below 1.
+    """
+    row = _samples(values).reshape(1, -1)
+    low, high = bootstrap_intervals(row, statistic, level=level, resamples=resamples, seed=seed)[0]
+    return Interval(float(low), float(high))
+
+
+def bootstrap_intervals(
+    rows: ArrayLike,
+    statistic: Statistic,
+    *,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Floats:
+    """Return low and high ends for several samples of the same members, `[T, n]` to `[T, 2]`.
+
+    Every row is resampled by the same draws: what is drawn is a seed with its whole curve.
+
+    Raises:
+        DataError: As `bootstrap_interval`.
+    """
+    if not 0 < level < 1:
+        raise DataError(f"level must be between 0 and 1, such as 0.95, got {level}")
+    if resamples < 1:
+        raise DataError(f"resamples must be >= 1, got {resamples}")
+    samples = _samples(rows)
+    size = samples.shape[-1]
+    draws = np.random.default_rng(seed).integers(size, size=(resamples, size))  # [R, n]
+    ends = ((1 - level) / 2, (1 + level) / 2)
+    result = np.full((len(samples), 2), np.nan)
+    # Row by row: [T, R, n] at once would take gigabytes for a long run of many seeds.
+    for index in np.flatnonzero(np.isfinite(samples).all(axis=-1)):
+        result[index] = np.quantile(statistic(samples[index][draws]), ends)
+    return result
+
+
+def _samples(values: ArrayLike) -> Floats:
+    samples = np.asarray(values, dtype=np.float64)
+    if samples.ndim == 0 or samples.shape[-1] == 0:
+        raise DataError("a figure over seeds needs at least one value, got none")
+    return samples

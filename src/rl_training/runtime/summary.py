@@ -1,0 +1,194 @@
+"""The summary of a group of seeds, `summary.json` in the group's folder.
+
+Returns over time come from the seeds' logs, not from what this process saw, so that a resumed run
+has its whole curve.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+from rl_training.errors import DataError, RLTrainingError
+from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.statistics import (
+    LEVEL,
+    RESAMPLES,
+    bootstrap_interval,
+    bootstrap_intervals,
+    interquartile_mean,
+)
+from rl_training.runtime.results import TrainResult
+from rl_training.validation import StrictModel
+
+SUMMARY_FILE = "summary.json"
+RETURN = "eval_return_mean"
+
+
+class SeedSummary(StrictModel):
+    """One seed; what was never evaluated, or is not finite, is null."""
+
+    seed: int
+    final_return: float | None
+    """Mean return of the last evaluation."""
+    best_return: float | None
+    """Mean return of the best evaluation."""
+    best_step: int | None
+    """Step of the best evaluation, the first of equals."""
+    steps: int
+    gradient_steps: int
+
+
+class FinalReturn(StrictModel):
+    """Figures over the final returns of the seeds."""
+
+    mean: float | None
+    median: float | None
+    iqm: float | None
+    iqm_low: float | None
+    iqm_high: float | None
+    min: float | None
+    max: float | None
+
+
+class CurvePoint(StrictModel):
+    """Interquartile mean of one evaluation, and its interval."""
+
+    step: int
+    iqm: float | None
+    low: float | None
+    high: float | None
+
+
+class GroupSummary(StrictModel):
+    """What a group of seeds reached."""
+
+    num_seeds: int
+    level: float
+    """Of the intervals."""
+    resamples: int
+    """Of the bootstrap."""
+    final_return: FinalReturn
+    seeds: tuple[SeedSummary, ...]
+    """In the order of the run's `seeds`."""
+    curve: tuple[CurvePoint, ...]
+    """The evaluations that every seed has."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return what `TrainResult.metrics` of a group holds beside the means; null is NaN."""
+        final = self.final_return
+        values = {"iqm": final.iqm, "iqm_low": final.iqm_low, "iqm_high": final.iqm_high}
+        return {f"eval_return_{n}": math.nan if v is None else v for n, v in values.items()}
+
+
+def summarize_group(seeds: Sequence[int], results: Sequence[TrainResult]) -> GroupSummary:
+    """Put the results and logs of a group's seeds together."""
+    logs = [_evaluations(result.run_dir) for result in results]
+    return GroupSummary(
+        num_seeds=len(seeds),
+        level=LEVEL,
+        resamples=RESAMPLES,
+        final_return=_over_seeds([result.metrics[RETURN] for result in results]),
+        seeds=tuple(
+            _one_seed(seed, result, log)
+            for seed, result, log in zip(seeds, results, logs, strict=True)
+        ),
+        curve=_curve(logs),
+    )
+
+
+def write_summary(folder: Path, summary: GroupSummary) -> Path:
+    """Write `summary.json`; a reader sees the old file or the new one, never a half.
+
+    Raises:
+        RLTrainingError: When the disk refuses.
+    """
+    target, temporary = folder / SUMMARY_FILE, folder / f".{SUMMARY_FILE}.tmp"
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(summary.model_dump(mode="json"), file, indent=2, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise RLTrainingError(
+            f"{target} cannot be written ({error.strerror}); the run is saved, make room or make "
+            f"the folder writable, then `rl-training resume --checkpoint {folder}` writes it"
+        ) from error
+    return target
+
+
+def read_summary(folder: Path) -> GroupSummary | None:
+    """Read a group's summary; None where there is none.
+
+    Raises:
+        DataError: When the file is not a summary.
+    """
+    path = folder / SUMMARY_FILE
+    if not path.is_file():
+        return None
+    try:
+        return GroupSummary.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise DataError(
+            f"{path} is not a summary of this version ({error.error_count()} mistakes); "
+            f"`rl-training resume --checkpoint {folder}` writes it anew"
+        ) from None
+
+
+def _evaluations(folder: Path) -> dict[int, float]:
+    """Return the mean return by step; the log holds NaN and infinity as text."""
+    rows = read_metrics(folder, "eval")
+    return {int(row["step"]): float(row[RETURN]) for row in rows if RETURN in row}
+
+
+def _one_seed(seed: int, result: TrainResult, log: dict[int, float]) -> SeedSummary:
+    finite = {step: value for step, value in log.items() if math.isfinite(value)}
+    best = max(finite, key=finite.__getitem__, default=None)
+    return SeedSummary(
+        seed=seed,
+        final_return=_finite(result.metrics[RETURN]),
+        best_return=None if best is None else finite[best],
+        best_step=best,
+        steps=int(result.metrics["global_step"]),
+        gradient_steps=int(result.metrics["gradient_steps"]),
+    )
+
+
+def _over_seeds(returns: Sequence[float]) -> FinalReturn:
+    interval = bootstrap_interval(returns, interquartile_mean)
+    values = {
+        "mean": np.mean(returns),
+        "median": np.median(returns),
+        "iqm": interquartile_mean(returns),
+        "iqm_low": interval.low,
+        "iqm_high": interval.high,
+        "min": np.min(returns),
+        "max": np.max(returns),
+    }
+    return FinalReturn(**{name: _finite(float(value)) for name, value in values.items()})
+
+
+def _curve(logs: Sequence[dict[int, float]]) -> tuple[CurvePoint, ...]:
+    # Seeds resumed alone for a while may have evaluations that the others lack.
+    steps = sorted(set.intersection(*(set(log) for log in logs)))
+    if not steps:
+        return ()
+    rows = np.array([[log[step] for log in logs] for step in steps])  # [T, S]
+    middles = interquartile_mean(rows)  # [T]
+    intervals = bootstrap_intervals(rows, interquartile_mean)  # [T, 2]
+    return tuple(
+        CurvePoint(step=step, iqm=_finite(iqm), low=_finite(low), high=_finite(high))
+        for step, iqm, (low, high) in zip(steps, middles.tolist(), intervals.tolist(), strict=True)
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
