@@ -47,9 +47,10 @@ class Program:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run it; the owners' tensors change as if the function itself had run."""
-        flat = flatten(list(arguments))[0] if self.arguments else ()
-        inputs = [*self.state, *(flat[i] for i in self.arguments)]
-        return unflatten(self.output, iter(self.call(inputs)))
+        plain = all(isinstance(argument, Tensor) for argument in arguments)
+        flat = arguments if plain else flatten(list(arguments))[0]
+        outputs = self.call([*self.state, *(flat[i] for i in self.arguments)])
+        return outputs[0] if self.output == "tensor" else unflatten(self.output, iter(outputs))
 
 
 @dataclass(frozen=True)
@@ -83,17 +84,20 @@ def _fingerprint() -> list[str]:
         path = PACKAGE / part
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             code.update(file.read_bytes())
-    processor = f"{platform.machine()} {platform.processor()} {_processor_flags()}"
-    return [code.hexdigest(), torch.__version__, platform.python_version(), processor]
+    return [code.hexdigest(), torch.__version__, platform.python_version(), processor()]
 
 
-def _processor_flags() -> str:
+@cache
+def processor() -> str:
+    """Return a name of the processor that tells its instructions apart."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return torch.backends.cpu.get_cpu_capability()
-    wanted = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
-    return "".join(sorted(set(wanted)))
+        return f"{platform.machine()} {platform.processor()}"
+    model = sorted({line for line in lines if line.startswith("model name")})
+    flags = sorted({line for line in lines if line.startswith(("flags", "Features"))})
+    digest = hashlib.sha256("".join(flags).encode()).hexdigest()[:8]
+    return f"{platform.machine()} {' '.join(m.split(':')[1].strip() for m in model)} {digest}"
 
 
 def cache_folder() -> Path:

@@ -23,6 +23,7 @@ from rl_training.runtime.loops import LOOPS
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
 from rl_training.runtime.signals import watch_signals
+from rl_training.runtime.threads import choose_threads
 
 
 class TrainFunction(Protocol):
@@ -80,7 +81,6 @@ def _run(
 ) -> TrainResult:
     spec = get_algorithm_spec(config.algo)
     device = choose_device(config.device)
-    torch.set_num_threads(loaded[0].header["threads"] if loaded else choose_threads(config.threads))
     with ExitStack() as stack:
         # The task is tried before a folder is made, so that a mistake leaves nothing behind.
         spec.check_env(probe_env(config.env_id, config.env_kwargs))
@@ -94,6 +94,8 @@ def _run(
         stack.callback(envs.close)
         learner = spec.build(envs.spec, config.algo_config, config.all_seeds, device)
         set_precision(learner, config.precision)
+        threads = loaded[0].header["threads"] if loaded else choose_threads(config.threads, learner)
+        torch.set_num_threads(threads)
         session = Session(
             config,
             spec,
@@ -131,15 +133,6 @@ def choose_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device must be auto, cpu, cuda or cuda:<n>, got {name!r}")
     return device
-
-
-def choose_threads(asked: int) -> int:
-    """Return the number of CPU threads: what was asked for, or one.
-
-    Small networks gain little from a second thread, and beside another busy process lose
-    several-fold.
-    """
-    return asked or 1
 
 
 def trainer_for(algo: str) -> TrainFunction:

@@ -1,0 +1,211 @@
+"""When compiled programs are used, and what happens when they cannot be."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers.contract import small_config
+from helpers.tiny import run_cli, tiny_config, write_tiny
+from rl_training.algorithms.base import AnyLearner
+from rl_training.envs.probe import probe_env
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime import accelerate
+from rl_training.runtime.accelerate import Accelerator, compare
+from rl_training.runtime.callbacks import Callback, TrainerState
+from rl_training.runtime.compiling import CompileError, CompileJob, Program, Request, cache_folder
+from rl_training.runtime.tracing import Source, flatten, owned_tensors, trace, unflatten
+from rl_training.runtime.train import train
+from rl_training.state import Scalar, Stateful
+
+
+class Messages(Callback):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def on_message(self, state: TrainerState, text: str) -> None:
+        self.texts.append(text)
+
+
+class Counting(Stateful):
+    """Something with a tensor, a scheduled number and a Python number."""
+
+    def __init__(self) -> None:
+        self.total = torch.zeros(3)
+        self.step = Scalar(2.0, "cpu")
+        self.python_number = 5.0
+
+    def add(self, x: Tensor) -> dict[str, Tensor]:
+        self.total += x * self.step.tensor
+        return {"sum": self.total.sum(), "copy": self.total * self.python_number}
+
+
+def make_accelerator(config: TrainConfig) -> tuple[Accelerator, AnyLearner, list[str]]:
+    env = probe_env(config.env_id, config.env_kwargs)
+    spec = get_algorithm_spec(config.algo)
+    learner = spec.build(env, config.algo_config, config.all_seeds)
+    said: list[str] = []
+    return Accelerator(config, env, learner, said.append), learner, said
+
+
+def test_a_trace_reads_and_writes_the_owners_tensors() -> None:
+    owner = Counting()
+    made = trace(Source("add", owner.add, {"owner": owner}), (torch.ones(3),))
+    assert made.inputs == ("owner.total", "owner.step.tensor")
+    assert made.arguments == (0,)
+    owner.step.set(10.0)
+    total = torch.tensor([1.0, 2.0, 3.0])
+    found = made.graph(total, owner.step.tensor, torch.full((3,), 0.5))
+    assert torch.equal(total, torch.tensor([6.0, 7.0, 8.0])), "the scheduled number is an input"
+    result = unflatten(made.output, iter(found))
+    assert torch.equal(result["copy"], total * 5), "a Python number is a constant"
+
+
+def test_a_function_that_reads_a_number_back_cannot_be_traced() -> None:
+    owner = Counting()
+
+    def bad() -> Tensor:
+        return owner.total * float(owner.total.sum())
+
+    with pytest.raises(RuntimeError):
+        trace(Source("bad", bad, {"owner": owner}))
+
+
+def test_structures_survive_flattening() -> None:
+    value = {"a": torch.ones(1), "b": (torch.zeros(2), None, [torch.ones(3)])}
+    tensors, structure = flatten(value)
+    back = unflatten(json.loads(json.dumps(structure)), iter(tensors))
+    assert back["b"][1] is None
+    assert back["b"][2][0] is tensors[2]
+
+
+def test_every_tensor_is_found_once_by_a_path() -> None:
+    owner = Counting()
+    assert list(owned_tensors({"x": owner, "y": {"again": owner.total}})) == [
+        "x.total",
+        "x.step.tensor",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "first"),
+    [
+        ({}, 10_000, math.inf),
+        ({"hidden_sizes": [256, 256], "batch_size": 256}, 10**6, 4_500),
+        ({"hidden_sizes": [64, 64], "batch_size": 64}, 10**6, 60_000),
+    ],
+)
+def test_auto_compiles_long_runs_at_an_update_that_only_settings_decide(
+    settings: dict[str, Any], steps: int, first: float, tmp_path: Path
+) -> None:
+    config = tiny_config("sac", tmp_path, algo_kwargs={"buffer_capacity": 10_000} | settings)
+    accelerator, learner, _ = make_accelerator(config)
+    batch_size = config.algo_kwargs["batch_size"]
+    found = accelerator.first_update(steps, 1, batch_size)
+    assert found == pytest.approx(first, rel=0.3) if first < math.inf else found == first
+    assert found == make_accelerator(config)[0].first_update(steps, 1, batch_size)
+    assert (
+        make_accelerator(config.replace(accelerate="off"))[0].first_update(steps, 1, 8) == math.inf
+    )
+    assert make_accelerator(config.replace(accelerate="compile"))[0].first_update(9, 1, 8) == 0
+    assert learner.num_updates.value == 0
+
+
+@pytest.mark.parametrize(("key", "value"), [("accelerate", "graph"), ("precision", "tf32")])
+def test_what_needs_cuda_is_refused_on_a_cpu_and_nothing_is_left(
+    key: str, value: str, tmp_path: Path
+) -> None:
+    path = write_tiny(tmp_path, "dqn")
+    outcome = run_cli("train", "--config", path, "--set", f"{key}={value}")
+    assert f"{key} {value} needs a CUDA device" in outcome.sentence()
+    assert not list((tmp_path / "runs").glob("*"))
+
+
+def test_a_compiler_that_fails_leaves_an_eager_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RL_TRAINING_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "/nowhere/no-compiler")
+    messages = Messages()
+    config = small_config("dqn", tmp_path, total_timesteps=60, accelerate="compile")
+    result = train(config, callbacks=[messages])
+    assert result.metrics["gradient_steps"] == 40
+    assert any("running without compiled updates" in text for text in messages.texts)
+    assert not list((tmp_path / "cache" / "programs").glob("*")), "nothing half done is kept"
+
+
+def test_a_program_that_differs_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(_job: CompileJob, source: Source) -> Program:
+        state = tuple(t.detach() for t in owned_tensors(source.owners).values())
+        # Does nothing, and claims the metrics are one.
+        shape = (1,) if source.name == "act" else (1, 4)
+        return Program(lambda _: [torch.ones(shape)], state, (), "tensor")
+
+    class NoJob(CompileJob):
+        def __init__(self, request: Request) -> None:
+            self.request, self._process, self._work = request, None, None
+
+    monkeypatch.setattr(NoJob, "load", wrong)
+    monkeypatch.setattr(accelerate, "CompileJob", NoJob)
+    messages = Messages()
+    config = small_config("dqn", tmp_path, total_timesteps=60)
+    compiled = train(config.replace(accelerate="compile"), callbacks=[messages])
+    assert any("differs from eager" in text for text in messages.texts), messages.texts
+    eager = train(config.replace(accelerate="off"))
+    assert compiled.metrics == eager.metrics
+
+
+def test_a_comparison_finds_a_wrong_rate_and_restores_the_state() -> None:
+    owner = Counting()
+    source = Source("add", owner.add, {"owner": owner})
+
+    def half(inputs: list[Tensor]) -> list[Tensor]:
+        inputs[0].add_(inputs[1])
+        return [inputs[0].sum(), inputs[0] * 5]
+
+    program = Program(half, (owner.total,), (0,), {"sum": "tensor", "copy": "tensor"})
+    gap = compare(source, program, (torch.ones(3),))
+    assert gap is not None
+    assert gap.size == pytest.approx(0.5)
+    assert torch.equal(owner.total, torch.zeros(3))
+
+
+def test_programs_are_kept_apart_by_what_they_depend_on(tmp_path: Path) -> None:
+    config = tiny_config("dqn", tmp_path)
+
+    def key(**changes: Any) -> str:
+        request = Request(
+            config=config.replace(**changes).resolved(),
+            env_spec=probe_env("CartPole-v1", {}).model_dump(mode="json"),
+            device="cpu",
+            threads=1,
+            precision="fp32",
+            programs=("act",),
+        )
+        return request.key
+
+    assert key() == key(seed=5) == key(run_name="other", total_timesteps=9)
+    others = [key(num_envs=2), key(seeds=[1, 2]), key(algo_kwargs={"batch_size": 4})]
+    assert len({key(), *others}) == 4
+
+
+def test_the_cache_of_another_user_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RL_TRAINING_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path / "programs"
+    assert cache_folder().stat().st_mode & 0o077 == 0
+    monkeypatch.setattr("os.getuid", lambda: -5)
+    with pytest.raises(CompileError, match="another user"):
+        cache_folder()
