@@ -1,1 +1,1 @@
-"""Speed of this package beside its peers: `python -m bench`."""
+"""Speed of this package beside its peers and against its bars: `python -m bench --help`."""

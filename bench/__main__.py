@@ -1,94 +1,163 @@
-"""`python -m bench`: ours and the peer's figure, interleaved chunk by chunk, and their ratio.
+"""The speed of this package beside its peers and against its bars, as one table.
 
-`--peer-python` names an interpreter that has Stable-Baselines3 (`pip install stable-baselines3` in
-an environment of its own); without it the peer is looked for in this one and skipped when absent.
+Sides of a row run in processes of their own and take turns, chunk by chunk; the figure is the
+median of the repeats.  `ours` is compiled (`accelerate: compile`), `eager` is not.  A peer is
+looked for in this interpreter unless --peer names another; a row without its peer says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
-import statistics
-import subprocess
 import sys
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from bench.sizes import UNIT
-
-
-class Side:
-    """A worker process that times one chunk when asked to."""
-
-    def __init__(self, python: str, side: str, row: str, threads: int) -> None:
-        self.process = subprocess.Popen(
-            [python, "-m", "bench.worker", side, row, str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.figures: list[float] = []
-
-    def ready(self) -> bool:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip() == "ready"
-
-    def time_chunk(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        self.figures.append(float(self.process.stdout.readline()))
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
+from bench.compare import PEER_PACKAGES
+from bench.figures import Figure
+from bench.machine import describe, headline
+from bench.options import BenchError, Options
+from bench.rows import ROWS, Row, names_of
+from bench.table import WIDTH, format_failure, format_figure, header
 
 
-def measure(row: str, peer_python: str, threads: int, repeats: int) -> dict[str, object]:
-    ours = Side(sys.executable, "ours", row, threads)
-    if not ours.ready():
-        raise SystemExit(f"our side of {row} failed")
-    peer = Side(peer_python, "sb3", row, threads)
-    have_peer = peer.ready()
-    for _ in range(repeats):
-        ours.time_chunk()
-        if have_peer:
-            peer.time_chunk()
-    ours.stop()
-    peer.stop()
-    mine = statistics.median(ours.figures)
-    theirs = statistics.median(peer.figures) if have_peer else None
-    return {
-        "row": row,
-        "unit": UNIT[row],
-        "threads": threads,
-        "ours": mine,
-        "stable_baselines3": theirs,
-        "ratio": mine / theirs if theirs else None,
-        "all_ours": ours.figures,
-        "all_peer": peer.figures,
+def _rows_help() -> str:
+    told = {row.name: f"{row.what}{_bars_of(row)}" for row in ROWS.values()} | {
+        "cpu": "all rows that need no accelerator; the default",
+        "gpu": "all rows that do; their bars are for one H200",
     }
+    lines = [
+        textwrap.fill(text, WIDTH - 2, initial_indent=f"  {name:11} ", subsequent_indent=" " * 14)
+        for name, text in told.items()
+    ]
+    peers = "Peers live in environments of their own; docs/performance.md has the commands."
+    return "\n".join(["rows:", *lines, "", peers])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("rows", nargs="*", default=list(UNIT), help=", ".join(UNIT))
-    parser.add_argument("--peer-python", default=sys.executable)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, default=None)
-    options = parser.parse_args()
-    results = []
-    print(f"{'row':6} {'unit':18} {'ours':>10} {'SB3':>10} {'ratio':>7}")
-    for row in options.rows:
-        result = measure(row, options.peer_python, options.threads, options.repeats)
-        results.append(result)
-        theirs, ratio = result["stable_baselines3"], result["ratio"]
-        peer = f"{theirs:>10,.0f} {ratio:>6.2f}x" if theirs else "not installed"
-        print(f"{row:6} {result['unit']:18} {result['ours']:>10,.0f} {peer}", flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=2))
+def _bars_of(row: Row) -> str:
+    bars = [str(row.bar)] if row.bar is not None else []
+    bars += [f"{name} {bar}" for name, bar in row.bars.items()]
+    return f" (bar {', '.join(bars)})" if bars else ""
+
+
+def _peer(text: str) -> tuple[str, str]:
+    name, separator, python = text.partition("=")
+    if not separator or name not in PEER_PACKAGES:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NAME=PYTHON with a name of {', '.join(PEER_PACKAGES)}"
+        )
+    return name, python
+
+
+def _row(text: str) -> str:
+    if text not in (*ROWS, "cpu", "gpu"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a row, cpu or gpu")
+    return text
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return number
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(_positive(part) for part in text.split(","))
+
+
+def _precisions(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not set(names) <= {"fp32", "tf32", "bf16"}:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of fp32, tf32 and bf16")
+    return names
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=__doc__,
+        epilog=_rows_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("rows", nargs="*", type=_row, metavar="ROW", help="rows to measure, see below")
+    add(
+        "--peer",
+        dest="peers",
+        action="append",
+        type=_peer,
+        metavar="NAME=PYTHON",
+        help=f"interpreter of a peer ({', '.join(PEER_PACKAGES)}); may be given several times",
+    )
+    # The name it had while there was one peer.
+    add("--peer-python", dest="sb3", default=None, help=argparse.SUPPRESS)
+    add("--threads", type=_positive, default=1, help="CPU threads of every side (1)")
+    add("--repeats", type=_positive, default=5, help="timed chunks per side (5)")
+    add("--cold", action="store_true", help="compile in empty caches, to see how long it takes")
+    add("--json", type=Path, metavar="FILE", help="write machine, samples, medians and ratios")
+    gpu = parser.add_argument_group("accelerator rows")
+    gpu.add_argument("--device", default="cuda", help="cuda, cuda:<n>, or cpu to try them (cuda)")
+    gpu.add_argument("--accelerate", choices=("off", "compile", "graph"), help="how updates run")
+    gpu.add_argument("--seeds", type=_numbers, metavar="N,...", help="numbers of seeds")
+    gpu.add_argument("--precisions", type=_precisions, metavar="P,...", help="fp32, tf32, bf16")
+    gpu.add_argument("--seconds", type=float, default=3.0, help="length of a repeat of gpu-sac (3)")
+    gpu.add_argument("--steps", type=_positive, default=5_000, help="steps of gpu-seeds (5000)")
+    gpu.add_argument("--profile", action="store_true", help="count the kernels of an update")
+    return parser
+
+
+def parse(arguments: Sequence[str] | None) -> tuple[list[str], Options, Path | None]:
+    """Return the rows to measure, the options and where to write JSON."""
+    given = make_parser().parse_args(arguments)
+    rows: list[str] = []
+    for name in given.rows or ["cpu"]:
+        rows += names_of(name) if name in ("cpu", "gpu") else [name]
+    options = Options(
+        peers=dict(given.peers or ()) | ({"sb3": given.sb3} if given.sb3 else {}),
+        threads=given.threads,
+        repeats=given.repeats,
+        cold=given.cold,
+        device=given.device,
+        accelerate=given.accelerate,
+        seeds=given.seeds,
+        precisions=given.precisions,
+        seconds=given.seconds,
+        steps=given.steps,
+        profile=given.profile,
+    )
+    return list(dict.fromkeys(rows)), options, given.json
+
+
+def report(machine: dict[str, Any], figures: Sequence[Figure]) -> dict[str, Any]:
+    """Return everything as plain data."""
+    return {"machine": machine, "figures": [figure.to_json() for figure in figures]}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; returns 1 when a row could not be measured."""
+    rows, options, path = parse(arguments)
+    machine = describe(options.threads)
+    print(headline(machine, options.repeats), header(), sep="\n\n", flush=True)
+    figures: list[Figure] = []
+    failed = False
+    for name in rows:
+        row = ROWS[name]
+        try:
+            for figure in importlib.import_module(f"bench.{row.measure}").measure(row, options):
+                figures.append(figure)
+                print(format_figure(figure, colour=sys.stdout.isatty()), flush=True)
+                if path is not None:  # after every figure: a long benchmark may be cut short
+                    path.write_text(json.dumps(report(machine, figures), indent=2))
+        except BenchError as error:
+            failed = True
+            print(format_failure(name, str(error)), flush=True)
+    return int(failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

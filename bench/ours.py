@@ -1,91 +1,180 @@
-"""Our side: each function prepares the work and returns a function that does one timed chunk."""
+"""Our side of the compared rows: each function prepares its work and does chunks at the pace."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from bench.sizes import CHUNK, DQN, PPO, SAC
-from rl_training.algorithms.sac import SAC as SACLearner
-from rl_training.data import ReplayBuffer
+from bench.pace import Pace
+from bench.sizes import CHECKPOINT_INTERVAL, DQN, FULL_REPLAY, PPO
+from bench.timers import Timers
+from bench.updates import PLANNED, build_learner, full_replay, insert_noise, prepare_updates
+from bench.updates import sac_config as _sac_config
+from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.experiment.config import TrainConfig
-from rl_training.models import MLPSACModel
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import create_run_folder
+from rl_training.runtime.accelerate import Accelerator, ReplayRunner
 from rl_training.runtime.callbacks import Callback, TrainerState
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.session import Session
 from rl_training.runtime.train import train
 
-
-class _Stopwatch(Callback):
-    """Times a run from its first step on, so that start-up is not counted."""
-
-    def on_start(self, state: TrainerState) -> None:
-        self.start = time.perf_counter()
-
-    def on_end(self, state: TrainerState) -> None:
-        self.seconds = time.perf_counter() - self.start
+CPU = torch.device("cpu")
 
 
-def _run(algo: str, num_envs: int, settings: dict[str, Any]) -> Callable[[], float]:
-    def chunk() -> float:
-        watch = _Stopwatch()
-        with tempfile.TemporaryDirectory() as folder:
-            config = TrainConfig(
-                algo=algo,
-                env_id="CartPole-v1",
-                num_envs=num_envs,
-                total_timesteps=CHUNK[algo],
-                eval_episodes=0,
-                checkpoint_interval=0,
-                log_interval=10_000,
-                tensorboard=False,
-                threads=torch.get_num_threads(),
-                output_dir=folder,
-                algo_kwargs=settings,
-            )
-            train(config, callbacks=[watch])
-        return CHUNK[algo] / watch.seconds
-
-    return chunk
+@contextmanager
+def _timing_compiler() -> Iterator[Timers]:
+    timers = Timers()
+    with timers.watching([(Accelerator, "programs", "compile")]):
+        yield timers
 
 
-def ppo() -> Callable[[], float]:
+def sac(pace: Pace) -> None:
+    """Update SAC on a full replay."""
+    settings = pace.settings
+    config = _sac_config(
+        accelerate=settings.accelerate, precision=settings.precision, threads=settings.threads
+    )
+    updates = prepare_updates(config, CPU)
+    with _timing_compiler() as timers:
+        updates.runner.update(1)
+    pace.tell(compile_seconds=timers.seconds["compile"], messages=updates.messages)
+    while pace.begin():
+        updates.runner.update(settings.chunk)
+        pace.end(settings.chunk)
+    updates.close()
+
+
+class _Paced(Callback):
+    """Lets an endless run go on for one chunk at a time."""
+
+    def __init__(self, pace: Pace, timers: Timers, warm_up: int) -> None:
+        self.pace, self.timers = pace, timers
+        self.messages: list[str] = []
+        self._until, self._from = warm_up, -1
+
+    def on_message(self, state: TrainerState, text: str) -> None:
+        """Keep what the run says."""
+        self.messages.append(text)
+
+    def on_step(self, state: TrainerState) -> None:
+        """Report a chunk that is done, and wait until the next one is wanted."""
+        if state.step < self._until:
+            return
+        if self._from < 0:
+            compiled = self.timers.seconds["compile"]
+            self.pace.tell(compile_seconds=compiled, messages=self.messages)
+        else:
+            self.pace.end(state.step - self._from)
+        self._from, self._until = state.step, state.step + self.pace.settings.chunk
+        if not self.pace.begin():
+            state.request_stop("the benchmark is over")
+
+
+def _train(pace: Pace, num_envs: int, algo: str, algo_kwargs: dict[str, Any]) -> None:
+    settings = pace.settings
+    with tempfile.TemporaryDirectory() as folder, _timing_compiler() as timers:
+        config = TrainConfig(
+            algo=algo,
+            env_id="CartPole-v1",
+            num_envs=num_envs,
+            total_timesteps=PLANNED,
+            eval_episodes=0,
+            checkpoint_interval=0,
+            log_interval=10_000,
+            tensorboard=False,
+            device="cpu",
+            threads=settings.threads,
+            accelerate=settings.accelerate,
+            precision=settings.precision,
+            output_dir=folder,
+            algo_kwargs=algo_kwargs | {"eval_interval": 0},
+        )
+        # By then every kind of update has been done once, so all compilation is over.
+        warm_up = algo_kwargs.get("learning_starts", 0) + algo_kwargs.get("num_steps", 8) * num_envs
+        train(config, callbacks=[_Paced(pace, timers, warm_up)])
+
+
+def dqn(pace: Pace) -> None:
+    """Train DQN on CartPole."""
     settings = {
-        "num_steps": PPO["num_steps"],
-        "minibatch_size": PPO["minibatch"],
-        "update_epochs": PPO["epochs"],
-        "hidden_sizes": PPO["hidden"],
-        "eval_interval": 0,
-    }
-    return _run("ppo", PPO["num_envs"], settings)
-
-
-def dqn() -> Callable[[], float]:
-    settings = {
-        "batch_size": DQN["batch"],
-        "hidden_sizes": DQN["hidden"],
-        "learning_starts": DQN["learning_starts"],
-        "buffer_capacity": DQN["buffer"],
-        "target_update_interval": DQN["target"],
+        "batch_size": DQN.batch,
+        "hidden_sizes": DQN.hidden,
+        "learning_starts": DQN.learning_starts,
+        "buffer_capacity": DQN.buffer,
+        "target_update_interval": DQN.target_interval,
+        "epsilon_start": DQN.epsilon,
+        "epsilon_end": DQN.epsilon,
         "double": False,
-        "eval_interval": 0,
     }
-    return _run("dqn", 1, settings)
+    _train(pace, 1, "dqn", settings)
 
 
-def sac() -> Callable[[], float]:
-    replay = ReplayBuffer(SAC["buffer"], (SAC["obs"],), (SAC["action"],))
-    for rows in replay.rows.values():
-        rows.copy_(torch.randn(rows.shape).mul(0.3).to(rows.dtype))
-    replay.set_inserted(SAC["buffer"])
-    learner = SACLearner(model=MLPSACModel(SAC["obs"], SAC["action"], SAC["hidden"]))
+def ppo(pace: Pace) -> None:
+    """Train PPO on CartPole."""
+    settings = {
+        "num_steps": PPO.num_steps,
+        "minibatch_size": PPO.minibatch,
+        "update_epochs": PPO.epochs,
+        "hidden_sizes": PPO.hidden,
+    }
+    _train(pace, PPO.num_envs, "ppo", settings)
 
-    def chunk() -> float:
+
+def checkpoint(pace: Pace) -> None:
+    """Save a run whose replay of 1M rows is full, as its own session would."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = _sac_config(
+            accelerate=pace.settings.accelerate,
+            threads=pace.settings.threads,
+            output_dir=folder,
+            algo_kwargs={"buffer_capacity": FULL_REPLAY},
+        )
+        spec = get_algorithm_spec(config.algo)
+        envs = SeedVectorEnv.make(config.env_id, seeds=config.all_seeds)
+        learner = build_learner(config, envs.spec, CPU)
+        replay = full_replay(config, envs.spec, CPU)
+        collector = Collector(envs, CPU)
+        session = Session(
+            config,
+            spec,
+            envs.spec,
+            lambda: create_run_folder(config),
+            resume_level=lambda: envs.resume_level,
+        )
+        session.register(learner, collector=collector, replay=replay)
+        session.begin(collector.start)
+        session.accelerator = Accelerator(config, envs.spec, learner, session.say)
+        runner = ReplayRunner(session.accelerator, learner, replay, session.recorder, PLANNED)
+        _save_at_pace(pace, session, runner)
+        session.accelerator.close()
+        session.close()
+        envs.close()
+
+
+def _save_at_pace(pace: Pace, session: Session, runner: ReplayRunner) -> None:
+    """Report the share of a run's time that its checkpoints cost, in percent.
+
+    Steps of an environment are not counted, so a real run spends a smaller share.
+    """
+    with _timing_compiler() as timers:
+        runner.update(1)
+    pace.tell(compile_seconds=timers.seconds["compile"])
+    session.save()  # the first save writes the whole replay, later ones what is new
+    while pace.begin():
         start = time.perf_counter()
-        for _ in range(CHUNK["sac"]):
-            learner.update(replay.sample(SAC["batch"]))
-        return CHUNK["sac"] / (time.perf_counter() - start)
-
-    return chunk
+        runner.update(pace.settings.chunk)
+        rate = pace.settings.chunk / (time.perf_counter() - start)
+        insert_noise(runner.replay, CHECKPOINT_INTERVAL)
+        session.advance(CHECKPOINT_INTERVAL)
+        start = time.perf_counter()
+        session.save()
+        seconds = time.perf_counter() - start
+        share = 100 * seconds / (seconds + CHECKPOINT_INTERVAL / rate)
+        pace.report(share, save_seconds=seconds, gradient_steps_per_second=rate)

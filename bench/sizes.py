@@ -1,8 +1,47 @@
-"""Sizes that both sides of a comparison share."""
+"""Sizes that all sides of a comparison share; peers read them too, so nothing else is imported."""
 
-PPO = {"num_envs": 8, "num_steps": 128, "minibatch": 256, "epochs": 4, "hidden": [64, 64]}
-DQN = {"batch": 64, "hidden": [64, 64], "learning_starts": 100, "buffer": 50_000, "target": 500}
-SAC = {"obs": 17, "action": 6, "batch": 256, "hidden": [256, 256], "buffer": 100_000}
-CHUNK = {"ppo": 40_960, "dqn": 3_000, "sac": 150}
-"""Environment steps (ppo, dqn) or gradient steps (sac) per timed chunk."""
-UNIT = {"ppo": "env steps/s", "dqn": "env steps/s", "sac": "gradient steps/s"}
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class PPOSizes:
+    """PPO on CartPole."""
+
+    num_envs: int = 8
+    num_steps: int = 128
+    minibatch: int = 256
+    epochs: int = 4
+    hidden: list[int] = field(default_factory=lambda: [64, 64])
+
+
+@dataclass(frozen=True)
+class DQNSizes:
+    """DQN on CartPole."""
+
+    batch: int = 64
+    hidden: list[int] = field(default_factory=lambda: [64, 64])
+    learning_starts: int = 100
+    buffer: int = 50_000
+    target_interval: int = 500
+    epsilon: float = 0.05
+    """Constant, because a random action costs some sides nothing and others as much as any."""
+
+
+@dataclass(frozen=True)
+class SACSizes:
+    """SAC on a task of the size of HalfCheetah."""
+
+    obs: int = 17
+    action: int = 6
+    batch: int = 256
+    hidden: list[int] = field(default_factory=lambda: [256, 256])
+    buffer: int = 100_000
+
+
+PPO, DQN, SAC = PPOSizes(), DQNSizes(), SACSizes()
+FULL_REPLAY = 1_000_000
+"""Rows of the replay in the rows `checkpoint` and `memory`."""
+CHECKPOINT_INTERVAL = 10_000
+"""Environment steps between two checkpoints."""

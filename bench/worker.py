@@ -1,21 +1,32 @@
-"""One side of one row in a process of its own: `python -m bench.worker ours ppo 1`."""
+"""One side of one row in a process of its own: `python -m bench.worker MODULE WORK SETTINGS`."""
 
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import sys
+
+from bench.pace import Pace, WorkSettings
 
 
 def main() -> None:
-    side, row, threads = sys.argv[1:4]
-    import torch
+    """Do the work that the arguments name, at the pace that standard input asks for."""
+    module, work, settings = sys.argv[1:4]
+    # Libraries print to standard output; the answers must not mix with that.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    pace = Pace(WorkSettings(**json.loads(settings)), sys.stdin, answers)
+    try:
+        import torch
 
-    torch.set_num_threads(int(threads))
-    chunk = getattr(importlib.import_module(f"bench.{side}"), row)()
-    chunk()
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(chunk(), flush=True)
+        torch.set_num_threads(pace.settings.threads)
+        getattr(importlib.import_module(module), work)(pace)
+    except ModuleNotFoundError as error:
+        pace.fail(f"{error.name} is not installed")
+    except Exception as error:
+        pace.fail(f"{type(error).__name__}: {error}".splitlines()[0])
+        raise
 
 
 if __name__ == "__main__":

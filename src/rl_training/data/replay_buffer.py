@@ -252,13 +252,29 @@ class ReplayBuffer:
 
     def read_rows(self, start: int, stop: int) -> dict[str, Tensor]:
         """Return rows by insertion number, `[S, stop - start, ...]`."""
-        index = torch.arange(start, stop, device=self.device) % self.capacity
-        return {name: rows.index_select(1, index) for name, rows in self.rows.items()}
+        parts = self._slices(start, stop)
+        return {
+            name: torch.cat([rows[:, part] for part in parts], 1)
+            for name, rows in self.rows.items()
+        }
 
     def load_rows(self, start: int, saved: Mapping[str, Tensor]) -> None:
         """Put rows back at their insertion numbers."""
         require_same_keys(self.rows, saved, type(self).__name__)
-        count = saved["reward"].shape[1]
-        index = torch.arange(start, start + count, device=self.device) % self.capacity
-        for name, rows in self.rows.items():
-            rows.index_copy_(1, index, saved[name].to(self.device))
+        done = 0
+        for part in self._slices(start, start + saved["reward"].shape[1]):
+            size = part.stop - part.start
+            for name, rows in self.rows.items():
+                rows[:, part] = saved[name][:, done : done + size].to(self.device)
+            done += size
+
+    def _slices(self, start: int, stop: int) -> list[slice]:
+        """Where rows by insertion number lie in the ring: in one piece, or in two.
+
+        Slices, because rows are columns of a wider table, of which an indexed read copies all.
+        """
+        first = start % self.capacity
+        end = first + stop - start
+        if end <= self.capacity:
+            return [slice(first, end)]
+        return [slice(first, self.capacity), slice(0, end - self.capacity)]

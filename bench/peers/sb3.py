@@ -1,0 +1,80 @@
+"""Stable-Baselines3, with its own defaults where a size is not fixed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import stable_baselines3
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import Logger
+
+from bench.pace import Pace
+from bench.sizes import DQN, PPO, SAC
+from bench.task import Task
+
+WARM_UP = 2_048
+
+
+def _learn(pace: Pace, model: Any) -> None:
+    model.set_logger(Logger(None, []))
+    pace.tell(version=stable_baselines3.__version__)
+    model.learn(WARM_UP)
+    while pace.begin():
+        before = model.num_timesteps
+        model.learn(pace.settings.chunk, reset_num_timesteps=False)
+        pace.end(model.num_timesteps - before)
+
+
+def ppo(pace: Pace) -> None:
+    model = stable_baselines3.PPO(
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", PPO.num_envs),
+        n_steps=PPO.num_steps,
+        batch_size=PPO.minibatch,
+        n_epochs=PPO.epochs,
+        policy_kwargs={"net_arch": PPO.hidden},
+        device="cpu",
+    )
+    _learn(pace, model)
+
+
+def dqn(pace: Pace) -> None:
+    model = stable_baselines3.DQN(
+        "MlpPolicy",
+        "CartPole-v1",
+        batch_size=DQN.batch,
+        train_freq=1,
+        gradient_steps=1,
+        learning_starts=DQN.learning_starts,
+        buffer_size=DQN.buffer,
+        target_update_interval=DQN.target_interval,
+        exploration_initial_eps=DQN.epsilon,
+        exploration_final_eps=DQN.epsilon,
+        policy_kwargs={"net_arch": DQN.hidden},
+        device="cpu",
+    )
+    _learn(pace, model)
+
+
+def sac(pace: Pace) -> None:
+    env: gymnasium.Env[Any, Any] = Task()
+    model = stable_baselines3.SAC(
+        "MlpPolicy",
+        env,
+        buffer_size=SAC.buffer,
+        batch_size=SAC.batch,
+        policy_kwargs={"net_arch": SAC.hidden},
+        device="cpu",
+    )
+    model.set_logger(Logger(None, []))
+    buffer: Any = model.replay_buffer
+    for name in ("observations", "next_observations", "actions", "rewards"):
+        array = getattr(buffer, name)
+        array[:] = 0.3 * np.random.default_rng(0).standard_normal(array.shape)
+    buffer.full = True
+    pace.tell(version=stable_baselines3.__version__)
+    while pace.begin():
+        model.train(pace.settings.chunk, SAC.batch)
+        pace.end(pace.settings.chunk)

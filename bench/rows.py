@@ -1,0 +1,139 @@
+"""The rows of the benchmark: what is measured, in which unit, and the bar it is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bench.pace import Accelerate, Precision
+
+Group = Literal["cpu", "gpu"]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a figure must reach: a ratio to the fastest peer, or a figure of its own."""
+
+    kind: Literal["ratio", "at least", "at most"]
+    value: float
+
+    def __str__(self) -> str:
+        if self.kind == "ratio":
+            return f"{self.value:g}x"
+        return f"{'>=' if self.kind == 'at least' else '<='} {self.value:,g}"
+
+    def is_met(self, figure: float, ratio: float | None) -> bool | None:
+        """Tell whether it is met; None when there is no peer to compare with."""
+        if self.kind == "ratio":
+            return None if ratio is None else ratio >= self.value
+        return figure >= self.value if self.kind == "at least" else figure <= self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row."""
+
+    name: str
+    what: str
+    """One sentence for people."""
+    unit: str = ""
+    """Unit of the figures; empty where one row has several."""
+    bar: Bar | None = None
+    bars: Mapping[str, Bar] = field(default_factory=dict)
+    """Bars of a row that has several figures, by what each figure is called."""
+    group: Group = "cpu"
+    measure: str = "compare"
+    """Module of this package whose `measure(row, options)` yields the figures."""
+    work: str = ""
+    """Function, in the modules of all sides, that does the work."""
+    chunk: int = 0
+    """How much of it is timed at once, in steps."""
+    ours: tuple[Accelerate, ...] = ("off", "compile")
+    """Values of `accelerate` that we run with; the last one is what the bar is about."""
+    precision: Precision = "fp32"
+    """Precision of our side."""
+    peers: tuple[str, ...] = ()
+
+
+SAC_PEERS = ("sb3", "d3rlpy", "axiomrl")
+
+_ALL = (
+    Row(
+        name="sac",
+        what="SAC update alone, sampling included: obs 17, act 6, 256x256, batch 256",
+        unit="gradient steps/s",
+        bar=Bar("ratio", 1.5),
+        work="sac",
+        chunk=150,
+        peers=SAC_PEERS,
+    ),
+    Row(
+        name="sac-bf16",
+        what="the same with bf16 products on our side; peers stay in fp32",
+        unit="gradient steps/s",
+        bar=Bar("ratio", 2.0),
+        work="sac",
+        chunk=150,
+        precision="bf16",
+        peers=SAC_PEERS,
+    ),
+    Row(
+        name="dqn",
+        what="DQN on CartPole-v1, the whole loop: 64x64, batch 64, one update a step",
+        unit="env steps/s",
+        bar=Bar("ratio", 3.0),
+        work="dqn",
+        chunk=3_000,
+        peers=("sb3",),
+    ),
+    Row(
+        name="ppo",
+        what="PPO on CartPole-v1, the whole loop: 8 environments, 128 steps, 4 epochs of 256",
+        unit="env steps/s",
+        bar=Bar("ratio", 4.0),
+        work="ppo",
+        chunk=40_960,
+        peers=("sb3",),
+    ),
+    Row(
+        name="package",
+        what="seconds of `import rl_training` and of `rl-training --help`",
+        bars={"import": Bar("at most", 0.3), "--help": Bar("at most", 0.5)},
+        measure="package",
+    ),
+    Row(
+        name="checkpoint",
+        what="share of a SAC run that a checkpoint every 10,000 steps costs, replay of 1M rows",
+        unit="% of the time",
+        bar=Bar("at most", 1.0),
+        work="checkpoint",
+        chunk=100,
+        ours=("compile",),
+    ),
+    Row(
+        name="memory",
+        what="replay of 1M rows (obs 17, act 6), and peak of a short run of every algorithm",
+        bars={"replay 1M": Bar("at most", 250)},
+        measure="memory",
+    ),
+    Row(
+        name="gpu-sac",
+        what="SAC updates of 1, 32 and 128 seeds in fp32, tf32 and bf16, as CUDA graphs",
+        bars={"1 seed": Bar("at least", 6_000), "128 seeds": Bar("at least", 95_000)},
+        group="gpu",
+        measure="gpu_updates",
+    ),
+    Row(
+        name="gpu-seeds",
+        what="SAC on Pendulum-v1 through `train()` with 1 and 32 seeds, and where the time goes",
+        group="gpu",
+        measure="gpu_seeds",
+    ),
+)
+ROWS: dict[str, Row] = {row.name: row for row in _ALL}
+
+
+def names_of(group: str) -> list[str]:
+    """Return the names of the rows of a group."""
+    return [row.name for row in ROWS.values() if row.group == group]

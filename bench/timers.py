@@ -1,0 +1,61 @@
+"""Where the time of a run goes: clocks around methods, put there from outside."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+Watched = tuple[type[Any], str, str]
+"""Class, name of a method, and the label that its time is charged to."""
+
+
+class Timers:
+    """Seconds by label; a watched method called by another is charged to its own label only."""
+
+    def __init__(self, synchronize: Callable[[], object] | None = None) -> None:
+        """Make the clocks.
+
+        Args:
+            synchronize: Called before every reading.  An accelerator works on while Python goes
+                ahead; without this its time is charged to whoever happens to wait for it.
+        """
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._synchronize = synchronize
+        self._labels = ["other"]
+        self._last = 0.0
+
+    @contextmanager
+    def watching(self, methods: Sequence[Watched]) -> Iterator[None]:
+        """Charge the time of the block, and of these methods inside it."""
+        originals = [(owner, name, getattr(owner, name)) for owner, name, _ in methods]
+        for (owner, name, original), (_, _, label) in zip(originals, methods, strict=True):
+            setattr(owner, name, self._timed(original, label))
+        self._last = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._charge()
+            for owner, name, original in originals:
+                setattr(owner, name, original)
+
+    def _timed(self, method: Callable[..., Any], label: str) -> Callable[..., Any]:
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            self._charge()
+            self._labels.append(label)
+            try:
+                return method(*arguments, **keywords)
+            finally:
+                self._charge()
+                self._labels.pop()
+
+        return timed
+
+    def _charge(self) -> None:
+        if self._synchronize is not None:
+            self._synchronize()
+        now = time.perf_counter()
+        self.seconds[self._labels[-1]] += now - self._last
+        self._last = now

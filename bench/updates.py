@@ -1,0 +1,114 @@
+"""A learner, a full replay and the runner that the off-policy loop would use, without a loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bench.sizes import SAC
+from rl_training.algorithms.base import AnyLearner
+from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.envs.spec import EnvSpec
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.models.precision import set_precision
+from rl_training.runtime.accelerate import Accelerator, ReplayRunner
+from rl_training.runtime.recorder import MetricRecorder
+from rl_training.runtime.replay import make_replay
+
+PLANNED = 10**9
+"""Updates the run is said to have; a benchmark ends when it is told to."""
+
+
+def sac_config(**changes: Any) -> TrainConfig:
+    """Return a run of SAC with the sizes of the comparison."""
+    settings = {
+        "batch_size": SAC.batch,
+        "hidden_sizes": SAC.hidden,
+        "buffer_capacity": SAC.buffer,
+        "eval_interval": 0,
+    }
+    return TrainConfig(
+        **{
+            "algo": "sac",
+            "env_id": "bench.task:Task",
+            "total_timesteps": PLANNED,
+            "eval_episodes": 0,
+            "checkpoint_interval": 0,
+            "tensorboard": False,
+            "algo_kwargs": settings | changes.pop("algo_kwargs", {}),
+        }
+        | changes
+    )
+
+
+def task_spec() -> EnvSpec:
+    """Return a task with the sizes of the comparison."""
+    return EnvSpec(
+        env_id="bench.task:Task",
+        obs_shape=(SAC.obs,),
+        obs_dtype="float32",
+        action_kind="continuous",
+        action_shape=(SAC.action,),
+        action_dtype="float32",
+        action_low=(-1.0,) * SAC.action,
+        action_high=(1.0,) * SAC.action,
+    )
+
+
+def build_learner(config: TrainConfig, env: EnvSpec, device: torch.device) -> AnyLearner:
+    """Build the learner as `train` does."""
+    spec = get_algorithm_spec(config.algo)
+    learner = spec.build(env, config.algo_config, config.all_seeds, device)
+    set_precision(learner, config.precision)
+    return learner
+
+
+def full_replay(config: TrainConfig, env: EnvSpec, device: torch.device) -> ReplayBuffer:
+    """Build the replay of a run and fill it with noise."""
+    assert isinstance(config.algo_config, ReplayConfig)
+    replay = make_replay(config.algo_config, env, config.num_envs, config.all_seeds, device)
+    insert_noise(replay, replay.capacity)
+    return replay
+
+
+def insert_noise(replay: ReplayBuffer, count: int) -> None:
+    """Insert `count` transitions of noise, no episode ending in them."""
+    index = torch.arange(replay.inserted.value, replay.inserted.value + count) % replay.capacity
+    index = index.to(replay.device)
+    for name, rows in replay.rows.items():
+        shape = (rows.shape[0], count, *rows.shape[2:])
+        noise = 0.3 * torch.randn(shape, device=replay.device)
+        values = {"continues": torch.ones_like(noise), "truncated": torch.zeros_like(noise)}
+        rows.index_copy_(1, index, values.get(name, noise).to(rows.dtype))
+    replay.set_inserted(replay.inserted.value + count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updates:
+    """Updates of one learner, ready to run."""
+
+    runner: ReplayRunner
+    learner: AnyLearner
+    messages: list[str]
+    """What the run would have told the user."""
+
+    def close(self) -> None:
+        """Stop what was started."""
+        self.runner.accelerator.close()
+
+
+def prepare_updates(config: TrainConfig, device: torch.device) -> Updates:
+    """Build everything that `run_off_policy` builds to do its updates."""
+    env = task_spec()
+    learner = build_learner(config, env, device)
+    replay = full_replay(config, env, device)
+    metrics = list(get_algorithm_spec(config.algo).metrics)
+    recorder = MetricRecorder(metrics, len(config.all_seeds), learner.device)
+    messages: list[str] = []
+    accelerator = Accelerator(config, env, learner, messages.append)
+    runner = ReplayRunner(accelerator, learner, replay, recorder, PLANNED)
+    return Updates(runner=runner, learner=learner, messages=messages)
