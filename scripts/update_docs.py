@@ -72,6 +72,7 @@ def _facts(page: Path) -> str:
         ("actions", ", ".join(facts["actions"])),
         ("loop", f"`{facts['loop']}`"),
         ("presets", ", ".join(f"`{preset}`" for preset in facts["presets"])),
+        ("[grid](../seeds.md#grids)", ", ".join(f"`{name}`" for name in facts["may_vary"])),
     ]
     return _table(("name", f"`{facts['name']}`"), rows)
 

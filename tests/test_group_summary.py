@@ -17,6 +17,7 @@ from rl_training.cli.display import print_group
 from rl_training.cli.plots import write_plots
 from rl_training.errors import DataError, RLTrainingError
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.grid import Member
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
 from rl_training.runtime.results import TrainResult
@@ -65,7 +66,7 @@ def fake_group(folder: Path, logs: dict[int, dict[int, float]]) -> GroupSummary:
         final = log[max(log)] if log else float("nan")
         metrics = {"eval_return_mean": final, "global_step": 50.0, "gradient_steps": 7.0}
         results.append(TrainResult(path, path, metrics))
-    return summarize_group(list(logs), results)
+    return summarize_group([Member(seed) for seed in logs], results)
 
 
 def printed(summary: GroupSummary, width: int = 80) -> list[str]:
@@ -260,7 +261,7 @@ def test_the_picture_of_a_group_shows_the_band(
     summary = read_summary(whole.run_dir)
     assert summary is not None
     members = [member.run_dir for member in whole.per_seed]
-    picture = write_plots(tmp_path, members, summary.curve)
+    picture = write_plots(tmp_path, members, summary.curves())
     assert picture is not None
     assert picture.stat().st_size > 10_000
     curve = stored(whole)["curve"]

@@ -15,6 +15,7 @@ from rl_training.algorithms.optim import Adam, clip_per_seed
 from rl_training.algorithms.schedules import learning_rate_factor, linear
 from rl_training.errors import CheckpointError
 from rl_training.rng import Rng
+from rl_training.state import PerSeed
 
 SHAPES = ((5, 7), (1, 3), (4, 16), (1, 1))
 SEEDS = (0, 1, 2)
@@ -92,6 +93,37 @@ def test_stacked_seeds_equal_single_ones(max_grad_norm: float | None, tolerance:
             torch.testing.assert_close(ours[index], alone[0], rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+@pytest.mark.parametrize("masked", [False, True])
+def test_rates_per_seed_equal_separate_adams(max_grad_norm: float | None, masked: bool) -> None:
+    rates = (0.1, 0.01, 3e-4)
+    stacked, targets = parameters_of(SEEDS), make_tensors(SEEDS, "targets")
+    adam = Adam(stacked, PerSeed(rates, "cpu"), max_grad_norm=max_grad_norm)
+    singles = [parameters_of((seed,)) for seed in SEEDS]
+    single_targets = [make_tensors((seed,), "targets") for seed in SEEDS]
+    alone = [
+        Adam(p, rate, max_grad_norm=max_grad_norm) for p, rate in zip(singles, rates, strict=True)
+    ]
+    for step in range(6):
+        for optimizer in (adam, *alone):  # a schedule multiplies all rates
+            optimizer.rate.set(optimizer.base_learning_rate * (1 - step / 8))
+        active = torch.tensor([True, step != 2, True]) if masked else None
+        adam.minimize(quadratic(stacked, targets), active)
+        for index, single_adam in enumerate(alone):
+            mask = None if active is None else active[index : index + 1]
+            single_adam.minimize(quadratic(singles[index], single_targets[index]), mask)
+    for index, single in enumerate(singles):
+        assert adam.rate_of(index) == pytest.approx(alone[index].rate_of()) == rates[index] * 3 / 8
+        for ours, theirs in zip(stacked, single, strict=True):
+            torch.testing.assert_close(ours[index], theirs[0], rtol=1e-5, atol=1e-6)
+
+
+def test_rates_per_seed_are_no_part_of_the_state() -> None:
+    varied, plain = parameters_of(SEEDS), parameters_of(SEEDS)
+    adam = Adam(varied, PerSeed((0.1, 0.2, 0.3), "cpu"))
+    assert adam.state_dict().keys() == Adam(plain, 0.1).state_dict().keys()
+
+
 def test_clipping_equals_the_library_for_each_seed() -> None:
     gradients = make_tensors(SEEDS, "gradients")
     for gradient in gradients:
@@ -166,6 +198,13 @@ def test_polyak_moves_the_share_tau(tau: float, expected: float) -> None:
         assert parameter.item() == pytest.approx(expected, rel=1e-6)
     assert all(p.item() == 8.0 for p in source.parameters())
     assert not any(p.requires_grad for p in target.parameters())
+
+
+def test_polyak_moves_each_seed_by_its_own_share() -> None:
+    target, source = [torch.full((3, 2, 2), 4.0)], [torch.full((3, 2, 2), 8.0)]
+    polyak_update(target, source, torch.tensor([1.0, 0.25, 0.0]))
+    assert target[0][:, 0, 0].tolist() == [8.0, 5.0, 4.0]
+    assert target[0][:, 1, 1].tolist() == [8.0, 5.0, 4.0]
 
 
 def test_polyak_with_tau_one_copies_to_the_bit() -> None:

@@ -9,7 +9,7 @@ shared by all seeds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +57,14 @@ class Scalar:
             self._host[...] = value
         else:
             self.tensor.fill_(value)
+
+
+class PerSeed:
+    """A setting that differs between the members of a group, `[S]`; given anew, not saved."""
+
+    def __init__(self, values: Sequence[float], device: torch.device | str) -> None:
+        self.values = tuple(values)
+        self.tensor = torch.tensor(self.values, dtype=torch.float32, device=device)
 
 
 class Stateful:

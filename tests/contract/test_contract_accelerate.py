@@ -9,14 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.contract import build, small_config
+from helpers.contract import build, small_config, varying_values
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.envs.spec import EnvSpec
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.models.precision import set_precision
+from rl_training.runtime import accelerate
 from rl_training.runtime.accelerate import Undo, compare
-from rl_training.runtime.compiling import Program
+from rl_training.runtime.compiling import Program, Request
 from rl_training.runtime.replay import make_replay
 from rl_training.runtime.sources import (
     count_of_phase,
@@ -68,6 +71,12 @@ def interpreted(source: Source, arguments: tuple[Any, ...]) -> Program:
     return Program(call, state, made.arguments, made.output)
 
 
+def grid_of(algo: str, *, shift: int = 0) -> dict[str, tuple[float, ...]]:
+    """Values for SEEDS of every setting that may vary, with a learned temperature."""
+    names = get_algorithm_spec(algo).config_class.may_vary()
+    return {n: varying_values(algo, n, 2 + shift)[shift:] for n in names if n != "alpha"}
+
+
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     (name, settings)
     for name in algorithm_names()
@@ -78,6 +87,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
             if "prioritized" in get_algorithm_spec(name).config_class.model_fields
             else [{"target_kl": 0.01, "normalize_obs": True}]
         ),
+        {"varied": grid_of(name)},
     )
 ]
 
@@ -111,6 +121,50 @@ def test_a_traced_update_is_the_same_at_every_stage_of_a_run(algo: str) -> None:
 
 
 @every_algorithm
+def test_values_that_vary_are_inputs_of_a_trace(algo: str) -> None:
+    codes: list[dict[str, str]] = []
+    for shift in (0, 1):
+        learner, env, sources = sources_of(algo, varied=grid_of(algo, shift=shift))
+        traces = {}
+        for name, source in sources.items():
+            with counted(learner, count_of_phase(learner, name)):
+                traces[name] = trace(source, example_arguments(name, learner, env, 2))
+        codes.append({name: made.graph.code for name, made in traces.items()})
+        used = {path for made in traces.values() for path in made.inputs}
+        assert any("learner.varied.learning_rate" in path for path in used)
+    assert codes[0] == codes[1]
+
+
+def request_for(config: TrainConfig) -> Request:
+    return Request(
+        config=config.resolved(),
+        env_spec={},
+        device="cpu",
+        threads=1,
+        precision="fp32",
+        programs=("act",),
+    )
+
+
+def test_a_program_is_shared_by_grids_of_other_values_and_seeds() -> None:
+    def key(**changes: Any) -> str:
+        return request_for(small_config("dqn", "runs", **changes)).key
+
+    rates = {"learning_rate": [1e-3, 1e-4]}
+    kept = key(seeds=[1, 2], grid=rates)
+    assert key(seeds=[5, 6], grid={"learning_rate": [0.5, 0.2]}) == kept
+    assert key(seed=1, grid={"learning_rate": [0.1, 0.2, 0.3, 0.4]}) == kept
+    other = [
+        key(seeds=[1, 2, 3, 4]),
+        key(seeds=[1, 2, 3], grid=rates),
+        key(seeds=[1, 2], grid={"tau": [0.5, 1.0]}),
+        key(grid=rates | {"tau": [0.5, 1.0]}),
+        key(seeds=[1, 2], grid=rates, algo_kwargs={"tau": 0.5}),
+    ]
+    assert len({kept, *other}) == 6
+
+
+@every_algorithm
 def test_an_update_in_bf16_stays_close_to_one_in_fp32(algo: str) -> None:
     learner, env, sources = sources_of(algo)
     for name, source in sources.items():
@@ -134,7 +188,7 @@ def test_a_compiled_run_resumes_to_the_bit(algo: str, precision: str, tmp_path: 
     assert report.identical, report.lines()
 
 
-def test_a_compiled_dqn_resumes_to_the_bit_and_learns_as_eagerly(
+def test_compiled_runs_resume_to_the_bit_whenever_they_are_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RL_TRAINING_CACHE", str(tmp_path / "cache"))
@@ -143,7 +197,19 @@ def test_a_compiled_dqn_resumes_to_the_bit_and_learns_as_eagerly(
     assert report.identical, report.lines()
     programs = list((tmp_path / "cache" / "programs").glob("*/*/program.so"))
     assert sorted(path.parent.name for path in programs) == ["act", "update-0", "update-1"]
+
+    # A run that compiles beside its first thirty updates, cut before and after it changes over.
+    monkeypatch.setattr(accelerate, "WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(accelerate, "EAGER_SECONDS", 0.0122)
+    digests = set()
+    for cut in (40, 70):
+        report = verify_resume(config.replace(accelerate="auto"), cut)
+        assert report.identical, report.lines()
+        digests.add(report.digest)
+    assert len(digests) == 1
+    saved = load_checkpoint(train(config.replace(accelerate="auto")).checkpoint_path).states
+    assert saved["accelerator"]["decision"]["value"] == accelerate.COMPILED
+
     eager = train(config.replace(accelerate="off"))
     compiled = train(config)
-    assert compiled.metrics["gradient_steps"] == eager.metrics["gradient_steps"]
-    assert compiled.metrics["eval_return_mean"] == eager.metrics["eval_return_mean"]
+    assert compiled.metrics == eager.metrics, "so short a run does not feel rounding"

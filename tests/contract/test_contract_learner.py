@@ -7,6 +7,7 @@ import torch
 
 from helpers.contract import (
     TASK,
+    assert_member_equals,
     build,
     flat_state,
     make_batch,
@@ -105,17 +106,8 @@ def test_three_stacked_seeds_equal_three_single_learners(algo: str, task: str) -
         group.update(make_batch(algo, env, seeds, key))
         for seed, single in zip(seeds, singles, strict=True):
             single.update(make_batch(algo, env, (seed,), key))
-    stacked = flat_state(group.state_dict())
     for index, single in enumerate(singles):
-        for name, value in flat_state(single.state_dict()).items():
-            if not isinstance(value, torch.Tensor) or value.ndim == 0:
-                assert stacked[name] == value, name
-            elif value.is_floating_point():
-                torch.testing.assert_close(
-                    stacked[name][index : index + 1], value, rtol=2e-4, atol=2e-5, msg=name
-                )
-            else:
-                assert torch.equal(stacked[name][index : index + 1], value), name
+        assert_member_equals(group, index, single)
 
 
 @every_case

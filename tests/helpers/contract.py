@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,12 +62,16 @@ def small_config(
 
 
 def build(
-    algo: str, seeds: tuple[int, ...] = (0,), task: str | None = None, **settings: Any
+    algo: str,
+    seeds: tuple[int, ...] = (0,),
+    task: str | None = None,
+    varied: Mapping[str, Sequence[float]] | None = None,
+    **settings: Any,
 ) -> tuple[AnyLearner, EnvSpec]:
     spec = get_algorithm_spec(algo)
     env = probe_env(task or TASK[spec.action_kinds[0]], {})
     config = spec.config_class(**small_settings(spec, **settings))
-    return spec.build(env, config, seeds), env
+    return spec.build(env, config, seeds, varied=varied), env
 
 
 def make_batch(
@@ -122,6 +126,31 @@ def no_host_reads() -> Iterator[None]:
         for name in ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__"):
             patch.setattr(Tensor, name, forbidden)
         yield
+
+
+def varying_values(algo: str, name: str, count: int) -> tuple[float, ...]:
+    """Return values of a setting that lie apart and change what a few updates do."""
+    settings = get_algorithm_spec(algo).config_class
+    assert name in settings.may_vary()
+    if name == "target_entropy":
+        return tuple(-3.0 + 4.0 * index for index in range(count))
+    default = settings.model_fields[name].default
+    usual = default if isinstance(default, float) and default > 0 else 0.02
+    largest = {"tau": 0.9, "clip_coef": 0.003, "ent_coef": 1.0}.get(name, usual)
+    return tuple(largest / 3**index for index in range(count))
+
+
+def assert_member_equals(group: AnyLearner, index: int, single: AnyLearner) -> None:
+    """Compare the state of one member of a group with that of a learner of its own, to rounding."""
+    stacked = flat_state(group.state_dict())
+    for name, value in flat_state(single.state_dict()).items():
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            assert stacked[name] == value, name
+        elif value.is_floating_point():
+            member = stacked[name][index : index + 1]
+            torch.testing.assert_close(member, value, rtol=2e-4, atol=2e-5, msg=name)
+        else:
+            assert torch.equal(stacked[name][index : index + 1], value), name
 
 
 def flat_state(state: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,6 +6,8 @@ update stands in one place.  Shapes: S seeds, N critics, B batch, A action.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,6 @@ from rl_training.algorithms.base import (
 )
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.losses import weighted_mean
-from rl_training.algorithms.optim import Adam
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Sizes
@@ -27,6 +28,8 @@ Loss = tuple[Tensor, dict[str, Tensor]]
 
 class ActorCriticConfig(AlgoConfig):
     """Settings of every off-policy actor-critic."""
+
+    varying: ClassVar[frozenset[str]] = frozenset({"learning_rate", "actor_learning_rate", "tau"})
 
     batch_size: PositiveInt = 256
     """Transitions per gradient step and seed."""
@@ -57,12 +60,12 @@ class ActorCritic(TransitionLearner):
         config = self.config
         self.target_critic = frozen_copy(self.model.critic)
         self.target_parameters = list(self.target_critic.parameters())
-        self.critic_optimizer = Adam(
-            self.model.critic.parameters(), config.learning_rate, max_grad_norm=config.max_grad_norm
+        self.critic_optimizer = self.adam(
+            self.model.critic.parameters(), max_grad_norm=config.max_grad_norm
         )
-        self.actor_optimizer = Adam(
+        self.actor_optimizer = self.adam(
             self.model.actor.parameters(),
-            config.actor_learning_rate or config.learning_rate,
+            "learning_rate" if config.actor_learning_rate is None else "actor_learning_rate",
             max_grad_norm=config.max_grad_norm,
         )
 
@@ -75,7 +78,8 @@ class ActorCritic(TransitionLearner):
         actor_loss, actor_metrics = self.actor_loss(batch)
         self.actor_optimizer.minimize(actor_loss)
         multiplier_metrics = self.update_multipliers(actor_metrics)
-        polyak_update(self.target_parameters, self.critic_optimizer.parameters, self.config.tau)
+        tau = self.setting("tau")
+        polyak_update(self.target_parameters, self.critic_optimizer.parameters, tau)
         metrics = {"critic_loss": critic_loss, "actor_loss": actor_loss}
         metrics |= target_metrics | critic_metrics | actor_metrics | multiplier_metrics
         return StepOutput(metrics, priority=td_error)

@@ -7,7 +7,7 @@ number back from the device.  Shapes: S seeds, B batch, n environments per seed,
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.config import AlgoConfig
-from rl_training.algorithms.optim import Adam
+from rl_training.algorithms.optim import Adam, seed_view
 from rl_training.algorithms.schedules import learning_rate_factor
 from rl_training.data.batch import RolloutBatch, TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.rng import Rng
-from rl_training.state import Counter, Stateful
+from rl_training.state import Counter, PerSeed, Stateful
 from rl_training.validation import parse
 
 
@@ -83,13 +83,20 @@ class Learner(Stateful, Generic[BatchT]):
     network_names: ClassVar[tuple[str, ...]] = ("model",)
 
     def __init__(
-        self, *, config: AlgoConfig | None = None, seeds: Sequence[int] = (0,), **keywords: Any
+        self,
+        *,
+        config: AlgoConfig | None = None,
+        seeds: Sequence[int] = (0,),
+        varied: Mapping[str, Sequence[float]] | None = None,
+        **keywords: Any,
     ) -> None:
         """Build the learner.
 
         Args:
             config: The typed settings; alternatively give its fields as keywords.
             seeds: Seeds of the learner's own randomness, one per member of the group.
+            varied: Settings that differ between members, with one value for each; `config` then
+                holds those of the first.
             **keywords: The networks of `network_names`, and fields of the config.
 
         Raises:
@@ -108,6 +115,7 @@ class Learner(Stateful, Generic[BatchT]):
         first = getattr(self, self.network_names[0])
         self.device = next(first.parameters()).device
         self.num_seeds = len(seeds)
+        self._vary(varied or {})
         self.rng = Rng(seeds, "learner", self.device)
         self.num_updates = Counter()
         self.progress = 0.0
@@ -160,6 +168,43 @@ class Learner(Stateful, Generic[BatchT]):
             priority=output.priority,
         )
 
+    def _vary(self, varied: Mapping[str, Sequence[float]]) -> None:
+        allowed = self.config_class.may_vary()
+        for name, values in varied.items():
+            if name not in allowed or len(values) != self.num_seeds:
+                raise ConfigError(
+                    f"varied {name} = {list(values)}: must be one of {', '.join(allowed)} with "
+                    f"{self.num_seeds} values, one per member"
+                )
+        self.varied = {name: PerSeed(values, self.device) for name, values in varied.items()}
+        if varied:
+            first = {name: values[0] for name, values in varied.items()}
+            self.config = type(self.config)(**dict(self.config) | first)
+
+    def setting(self, name: str, ndim: int = 1) -> float | Tensor:
+        """Return a number of the config, or, where it varies, a tensor `[S, 1, ...]`.
+
+        Args:
+            name: One of `config_class.may_vary()`.
+            ndim: Axes of the tensors it will stand beside: 1 for `[S]`, 2 for `[S, B]`.
+        """
+        if name in self.varied:
+            return seed_view(self.varied[name].tensor, ndim)
+        number: float = getattr(self.config, name)
+        return number
+
+    def adam(
+        self,
+        parameters: Iterable[Tensor],
+        rate: str = "learning_rate",
+        *,
+        eps: float = 1e-8,
+        max_grad_norm: float | None = None,
+    ) -> Adam:
+        """Create an optimizer whose step size is the setting `rate`."""
+        learning_rate = self.varied[rate] if rate in self.varied else getattr(self.config, rate)
+        return Adam(parameters, learning_rate, eps=eps, max_grad_norm=max_grad_norm)
+
     def set_progress(self, progress: float) -> None:
         """Move every schedule to `progress`, the share of the planned run that is done."""
         self.progress = min(max(progress, 0.0), 1.0)
@@ -167,9 +212,9 @@ class Learner(Stateful, Generic[BatchT]):
         for optimizer in self.optimizers():
             optimizer.rate.set(optimizer.base_learning_rate * factor)
 
-    def schedule_values(self) -> dict[str, float]:
-        """Return what the schedules give at the current progress, for the log."""
-        rates = [optimizer.learning_rate for optimizer in self.optimizers()]
+    def schedule_values(self, index: int = 0) -> dict[str, float]:
+        """Return what the schedules give a member at the current progress, for the log."""
+        rates = [optimizer.rate_of(index) for optimizer in self.optimizers()]
         return {"learning_rate": rates[0]} if rates else {}
 
     def optimizers(self) -> list[Adam]:
@@ -231,7 +276,11 @@ def frozen_copy(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module).requires_grad_(False)
 
 
-def polyak_update(target: Sequence[Tensor], source: Sequence[Tensor], tau: float) -> None:
-    """Move `target` towards `source`: target <- (1 - tau) target + tau source."""
+def polyak_update(target: Sequence[Tensor], source: Sequence[Tensor], tau: float | Tensor) -> None:
+    """Move `target` towards `source`: target <- (1 - tau) target + tau source; tau may be `[S]`."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(target), list(source), tau)
+        if not isinstance(tau, Tensor):
+            torch._foreach_lerp_(list(target), list(source), tau)
+            return
+        for old, new in zip(target, source, strict=True):
+            old.lerp_(new, seed_view(tau, old.ndim))

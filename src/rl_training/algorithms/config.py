@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -60,6 +60,9 @@ class EarlyStopping(StrictModel):
 class AlgoConfig(Settings):
     """Settings shared by every algorithm; each algorithm adds its own."""
 
+    varying: ClassVar[frozenset[str]] = frozenset()
+    """Settings of this class that may differ between the members of a group; see `may_vary`."""
+
     gamma: Discount = 0.99
     """Discount per environment step."""
     eval_interval: NonNegativeInt = 5_000
@@ -68,3 +71,9 @@ class AlgoConfig(Settings):
     """Schedule of every learning rate."""
     early_stopping: EarlyStopping | None = None
     """When to stop early; null never does."""
+
+    @classmethod
+    def may_vary(cls) -> list[str]:
+        """Return the numbers that a `grid` may hold: what the classes up to here declare."""
+        found = frozenset[str]().union(*(vars(base).get("varying", ()) for base in cls.__mro__))
+        return [name for name in cls.model_fields if name in found]

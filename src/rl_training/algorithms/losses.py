@@ -59,9 +59,17 @@ def gae(
     return torch.stack(advantages[::-1], 1)
 
 
-def ppo_policy_loss(ratio: Tensor, advantage: Tensor, clip_coef: float) -> Tensor:
+def add_weighted(loss: Tensor, term: Tensor, weight: float | Tensor) -> Tensor:
+    """Return `loss + weight * term`, all `[S]`; the weight is a number or one per seed."""
+    if isinstance(weight, Tensor):
+        return torch.addcmul(loss, weight, term)
+    return torch.add(loss, term, alpha=weight)
+
+
+def ppo_policy_loss(ratio: Tensor, advantage: Tensor, clip_coef: float | Tensor) -> Tensor:
     """Clipped surrogate per sample, to be minimised (Eq. 7 of arXiv:1707.06347)."""
-    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    low, high = 1 - clip_coef, 1 + clip_coef
+    clipped = ratio.clamp(low, high)  # type: ignore[arg-type]  # two numbers or two tensors
     return -torch.minimum(ratio * advantage, clipped * advantage)
 
 

@@ -2,7 +2,8 @@
 
 One fused call updates all tensors of a network, without the per-parameter bookkeeping and host
 reads of `torch.optim`.  Because Adam is element-wise, one Adam over `[S, ...]` tensors is S
-separate Adams; only norm clipping mixes elements, and is done per seed.
+separate Adams; only norm clipping mixes elements, and is done per seed.  The step size may differ
+between seeds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from rl_training.state import Scalar, Stateful, copy_tensor, require_same_keys
+from rl_training.state import PerSeed, Scalar, Stateful, copy_tensor, require_same_keys
 
 
 class Adam(Stateful):
@@ -21,24 +22,25 @@ class Adam(Stateful):
     def __init__(
         self,
         parameters: Iterable[Tensor],
-        learning_rate: float,
+        learning_rate: float | PerSeed,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         max_grad_norm: float | None = None,
     ) -> None:
         self.parameters = list(parameters)
-        self.base_learning_rate = learning_rate
-        self.rate = Scalar(learning_rate, self.parameters[0].device)
+        self.rates = learning_rate if isinstance(learning_rate, PerSeed) else None
+        # Beside rates per seed, the common one is what a schedule makes of 1.
+        self.base_learning_rate = 1.0 if isinstance(learning_rate, PerSeed) else learning_rate
+        self.rate = Scalar(self.base_learning_rate, self.parameters[0].device)
         self.betas, self.eps, self.max_grad_norm = betas, eps, max_grad_norm
         self.first = TensorList([torch.zeros_like(p) for p in self.parameters])
         self.second = TensorList([torch.zeros_like(p) for p in self.parameters])
         self.step_count = torch.zeros((), device=self.parameters[0].device)
 
-    @property
-    def learning_rate(self) -> float:
-        """The step size now, after its schedule."""
-        return self.rate.value
+    def rate_of(self, index: int = 0) -> float:
+        """Return the step size of a seed now, after its schedule."""
+        return self.rate.value * (1.0 if self.rates is None else self.rates.values[index])
 
     def minimize(self, loss: Tensor, active: Tensor | None = None) -> None:
         """Step down the gradient of `loss` `[S]`; seeds that are not `active` `[S]` stay put."""
@@ -59,9 +61,19 @@ class Adam(Stateful):
                 self._masked_step(gradients, active, divisor)
 
     def _step(self, gradients: list[Tensor], divisor: Tensor | None = None) -> None:
+        if self.rates is None:
+            self._move(self.parameters, gradients, divisor)
+            return
+        # The kernel takes one rate: it moves zeros, and each seed goes its own share of that.
+        directions = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self._move(directions, gradients, divisor)
+        for parameter, direction in zip(self.parameters, directions, strict=True):
+            parameter.addcmul_(direction, seed_view(self.rates.tensor, parameter.ndim))
+
+    def _move(self, tensors: list[Tensor], gradients: list[Tensor], divisor: Tensor | None) -> None:
         self.step_count += 1
         torch._fused_adam_(  # the kernel behind torch.optim.Adam
-            self.parameters,
+            tensors,
             gradients,
             self.first.tensors,
             self.second.tensors,
@@ -84,8 +96,7 @@ class Adam(Stateful):
         before = [tensor.clone() for tensor in held]
         self._step(gradients, divisor)
         for tensor, old in zip(held, before, strict=True):
-            mask = active.view(-1, *[1] * (tensor.ndim - 1))
-            tensor.copy_(torch.where(mask, tensor, old))
+            tensor.copy_(torch.where(seed_view(active, tensor.ndim), tensor, old))
 
 
 class TensorList:
@@ -111,5 +122,10 @@ def clip_per_seed(gradients: list[Tensor], max_norm: float) -> Tensor:
     norm = squares.sum(0).sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
-        gradient.mul_(scale.view(-1, *[1] * (gradient.ndim - 1)))
+        gradient.mul_(seed_view(scale, gradient.ndim))
     return norm
+
+
+def seed_view(values: Tensor, ndim: int) -> Tensor:
+    """View `[S]` as `[S, 1, ...]` with `ndim` axes, to stand beside tensors of that many."""
+    return values.view(-1, *[1] * (ndim - 1))

@@ -12,14 +12,14 @@ Deviations: time limits bootstrap; old log densities and values are computed in 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import OnPolicyLearner, StepOutput
 from rl_training.algorithms.config import AlgoConfig
-from rl_training.algorithms.losses import gae, ppo_policy_loss, ppo_value_loss
-from rl_training.algorithms.optim import Adam
+from rl_training.algorithms.losses import add_weighted, gae, ppo_policy_loss, ppo_value_loss
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch
 from rl_training.data.normalizer import RunningNorm
@@ -31,6 +31,10 @@ from rl_training.validation import Fraction, NonNegativeFloat, PositiveFloat, Po
 
 class PPOConfig(AlgoConfig):
     """Settings of PPO."""
+
+    varying: ClassVar[frozenset[str]] = frozenset(
+        {"learning_rate", "clip_coef", "ent_coef", "vf_coef"}
+    )
 
     num_steps: PositiveInt = 128
     """Steps of each environment per rollout."""
@@ -96,11 +100,8 @@ class PPO(OnPolicyLearner):
 
     def setup(self) -> None:
         """Create the optimizer and the observation statistics."""
-        self.optimizer = Adam(
-            self.model.parameters(),
-            self.config.learning_rate,
-            eps=1e-5,
-            max_grad_norm=self.config.max_grad_norm,
+        self.optimizer = self.adam(
+            self.model.parameters(), eps=1e-5, max_grad_norm=self.config.max_grad_norm
         )
         self.obs_norm = RunningNorm(self.num_seeds, (self.model.obs_dim,), self.device)
 
@@ -165,14 +166,15 @@ class PPO(OnPolicyLearner):
             std, mean = torch.std_mean(advantage, 1, keepdim=True)
             advantage = (advantage - mean) / (std + 1e-8)
         log_ratio = log_prob - batch.log_prob
-        policy_loss = ppo_policy_loss(log_ratio.exp(), advantage, config.clip_coef).mean(1)
+        clip_coef = self.setting("clip_coef", ndim=2)
+        policy_loss = ppo_policy_loss(log_ratio.exp(), advantage, clip_coef).mean(1)
         value_loss = ppo_value_loss(value, batch.value, batch.target, config.clip_value).mean(1)
-        loss = torch.add(policy_loss, value_loss, alpha=config.vf_coef)
-        mean_entropy = entropy.mean(1)
-        if config.ent_coef > 0:
-            loss = torch.sub(loss, mean_entropy, alpha=config.ent_coef)
+        loss = add_weighted(policy_loss, value_loss, self.setting("vf_coef"))
+        mean_entropy, ent_coef = entropy.mean(1), self.setting("ent_coef")
+        if isinstance(ent_coef, Tensor) or ent_coef > 0:
+            loss = add_weighted(loss, mean_entropy, -ent_coef)
         change = log_ratio.detach()
-        clipped = (change.exp() - 1).abs() > config.clip_coef
+        clipped = (change.exp() - 1).abs() > clip_coef
         return loss, {
             "loss": loss.detach(),
             "policy_loss": policy_loss.detach(),

@@ -11,7 +11,7 @@ Deviations: the temperature is learned through its logarithm, with the loss of t
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss
 from rl_training.algorithms.losses import td_target
-from rl_training.algorithms.optim import Adam
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
@@ -32,6 +31,8 @@ from rl_training.validation import PositiveFloat
 
 class SACConfig(ActorCriticConfig, ReplayConfig):
     """Settings of SAC."""
+
+    varying: ClassVar[frozenset[str]] = frozenset({"alpha", "initial_alpha", "target_entropy"})
 
     alpha: PositiveFloat | Literal["auto"] = "auto"
     """Temperature: a number keeps it fixed, `auto` learns it."""
@@ -50,14 +51,19 @@ class SAC(ActorCritic):
     def setup(self) -> None:
         """Add the temperature to the actor-critic's parts."""
         super().setup()
-        config = self.config
-        start = config.initial_alpha if config.alpha == "auto" else config.alpha
-        self.log_alpha = torch.full((self.num_seeds,), start, device=self.device).log()  # [S]
-        if config.alpha == "auto":
+        learned = self.config.alpha == "auto"
+        start = self.setting("initial_alpha" if learned else "alpha")
+        self.log_alpha = (torch.ones(self.num_seeds, device=self.device) * start).log()  # [S]
+        if learned:
             self.log_alpha = nn.Parameter(self.log_alpha)
-            self.alpha_optimizer = Adam([self.log_alpha], config.learning_rate)
-        given = config.target_entropy
-        self.target_entropy = -float(self.model.action_dim) if given is None else given
+            self.alpha_optimizer = self.adam([self.log_alpha])
+
+    @property
+    def target_entropy(self) -> float | Tensor:
+        """Entropy that a learned temperature aims at: a number, or `[S]` where it varies."""
+        if self.config.target_entropy is None:
+            return -float(self.model.action_dim)
+        return self.setting("target_entropy")
 
     def sample_action(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Draw a ~ pi(.|s) with its log density: `[S, B, A]` and `[S, B]`."""

@@ -75,8 +75,17 @@ class AlgorithmSpec:
         config: AlgoConfig,
         seeds: Sequence[int],
         device: torch.device | str = "cpu",
+        varied: Mapping[str, Sequence[float]] | None = None,
     ) -> AnyLearner:
-        """Build the learner of this algorithm for a task and a group of seeds."""
+        """Build the learner of this algorithm for a task and a group.
+
+        Args:
+            env: The task.
+            config: What the members share.
+            seeds: One seed per member.
+            device: Where it learns.
+            varied: Settings in which members differ, with one value for each.
+        """
         self.check_env(env)
         networks = self.networks(env, config, Rng(seeds, "networks", device))
-        return self.learner(config=config, seeds=seeds, **networks)
+        return self.learner(config=config, seeds=seeds, varied=varied, **networks)

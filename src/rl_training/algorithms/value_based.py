@@ -5,6 +5,8 @@ A variant overrides `q_values`, `next_value` and `td_loss`.  Shapes: S seeds, B 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,6 @@ from rl_training.algorithms.base import (
     frozen_copy,
     polyak_update,
 )
-from rl_training.algorithms.optim import Adam
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.schedules import linear
 from rl_training.data.batch import TransitionBatch
@@ -27,6 +28,8 @@ KEEP_TARGET, MOVE_TARGET = 0, 1
 
 class ValueBasedConfig(ReplayConfig):
     """Settings of every value-based learner."""
+
+    varying: ClassVar[frozenset[str]] = frozenset({"learning_rate", "tau"})
 
     buffer_capacity: PositiveInt = 100_000
     """Transitions kept; the oldest are overwritten."""
@@ -65,10 +68,8 @@ class ValueBased(TransitionLearner):
         """Create the target network and the optimizer."""
         self.target_network = frozen_copy(self.q_network)
         self.target_parameters = list(self.target_network.parameters())
-        self.optimizer = Adam(
-            self.q_network.parameters(),
-            self.config.learning_rate,
-            max_grad_norm=self.config.max_grad_norm,
+        self.optimizer = self.adam(
+            self.q_network.parameters(), max_grad_norm=self.config.max_grad_norm
         )
         self.share_random = Scalar(1.0, self.device)
 
@@ -82,7 +83,7 @@ class ValueBased(TransitionLearner):
         loss, metrics, priority = self.td_loss(batch)
         self.optimizer.minimize(loss)
         if self.phase() == MOVE_TARGET:
-            polyak_update(self.target_parameters, self.optimizer.parameters, self.config.tau)
+            polyak_update(self.target_parameters, self.optimizer.parameters, self.setting("tau"))
         return StepOutput({"loss": loss, **metrics}, priority=priority)
 
     def phase(self) -> int:
@@ -106,9 +107,9 @@ class ValueBased(TransitionLearner):
         done = 1.0 if span == 0 else self.progress / span
         return linear(config.epsilon_start, config.epsilon_end, done)
 
-    def schedule_values(self) -> dict[str, float]:
+    def schedule_values(self, index: int = 0) -> dict[str, float]:
         """Return the learning rate and epsilon."""
-        return super().schedule_values() | {"epsilon": self.epsilon()}
+        return super().schedule_values(index) | {"epsilon": self.epsilon()}
 
     def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Choose the best action, or with probability epsilon a random one."""

@@ -49,7 +49,7 @@ class Agent:
     def learn(
         self, *, callbacks: Sequence[Callback] = (), run_suffix: str | None = None
     ) -> TrainResult:
-        """Train from scratch and keep the final learner (of the first seed, in a group)."""
+        """Train from scratch and keep the final learner (of the first member, in a group)."""
         self.result = train(self.config, callbacks=callbacks, run_suffix=run_suffix)
         self._loaded = load_agent(self.result.checkpoint_path, device=self.config.device)
         return self.result
@@ -95,9 +95,9 @@ class Agent:
         if self._loaded is None:
             spec = get_algorithm_spec(self.algo)
             env_spec = probe_env(self.config.env_id, self.config.env_kwargs)
-            config, seed = self.config.for_seed(self.config.all_seeds[0]), self.config.all_seeds[0]
+            config = self.config.for_member(self.config.members[0])
             learner = spec.build(
-                env_spec, config.algo_config, (seed,), choose_device(config.device)
+                env_spec, config.algo_config, (config.seed,), choose_device(config.device)
             )
             self._loaded = LoadedAgent(learner, config, env_spec, step=0)
         return self._loaded

@@ -68,6 +68,13 @@ def train(
         str | None,
         typer.Option(help="Several seeds in one process: 1,2,3 or 0..7."),
     ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Values of a setting to try side by side: learning_rate=1e-4,3e-4. Repeatable; "
+            "every combination is trained with every seed."
+        ),
+    ] = None,
     device: DeviceOption = None,
     set_: SetOption = None,
     dry_run: Annotated[
@@ -87,6 +94,7 @@ def train(
         "eval_episodes": eval_episodes,
         "seed": seed,
         "seeds": None if seeds is None else parse_seeds(seeds),
+        "grid": parse_grid(grid) if grid else None,
         "device": device,
     }
     changes = {name: value for name, value in options.items() if value is not None}
@@ -276,6 +284,25 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
+def parse_grid(texts: list[str]) -> dict[str, list[float]]:
+    """Read `learning_rate=1e-4,3e-4`, one text per setting."""
+    from rl_training.errors import ConfigError
+
+    grid: dict[str, list[float]] = {}
+    for text in texts:
+        name, _, values = text.partition("=")
+        try:
+            numbers = [float(part) for part in values.split(",")]
+        except ValueError:
+            numbers = []
+        if not numbers or not name:
+            raise ConfigError(f"--grid must look like learning_rate=1e-4,3e-4, got {text!r}")
+        if name in grid:
+            raise ConfigError(f"--grid {name} is given twice; put all its values into one")
+        grid[name] = numbers
+    return grid
+
+
 def _one_seed_only(changes: dict[str, Any]) -> None:
     """Let `--seed` win over the `seeds` of a file, and refuse it beside `--seeds`."""
     from rl_training.errors import ConfigError
@@ -314,8 +341,8 @@ def _report(result: TrainResult) -> None:
     if summary is not None:
         path = result.run_dir / SUMMARY_FILE
         out.print(f"summary={path}", markup=False, highlight=False)
-    curve = () if summary is None else summary.curve
-    plots = write_plots(result.run_dir, [member.run_dir for member in result.per_seed], curve)
+    curves = {} if summary is None else summary.curves()
+    plots = write_plots(result.run_dir, [member.run_dir for member in result.per_seed], curves)
     out.print(
         f"plots={plots}" if plots else 'plots=none (pip install "rl-training[report]")',
         markup=False,

@@ -18,8 +18,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from rl_training.experiment.grid import number_text, point_text
 from rl_training.runtime.callbacks import Callback, TrainerState
-from rl_training.runtime.summary import GroupSummary, SeedSummary
+from rl_training.runtime.summary import FinalReturn, GroupSummary, SeedSummary
 
 REFRESH_SECONDS = 0.1
 MOST_SEEDS = 12
@@ -39,7 +40,10 @@ class ProgressDisplay(Callback):
 
     def on_start(self, state: TrainerState) -> None:
         """Show what starts, and the bar."""
-        seeds = ", ".join(str(seed) for seed in state.seeds)
+        different = dict.fromkeys(state.seeds)
+        seeds = ", ".join(str(seed) for seed in different)
+        if len(state.seeds) > len(different):
+            seeds += f" at each of {len(state.seeds) // len(different)} points"
         verb = f"resuming at step {state.start_step:,}" if state.start_step else "training"
         self.console.print(
             f"[bold]{state.algo}[/] on [bold]{state.env_id}[/], seed {seeds}: {verb}, "
@@ -154,31 +158,53 @@ def print_metrics(console: Console, metrics: Mapping[str, float]) -> None:
 
 
 def print_group(console: Console, summary: GroupSummary) -> None:
-    """Print what each seed of a group reached, and the interquartile mean over them."""
-    final = summary.final_return
-    if final.iqm is None or final.iqm_low is None or final.iqm_high is None:
+    """Print what each member of a group reached, and the interquartile mean over seeds.
+
+    With a grid there is such a mean for each point, and the best one is marked.
+    """
+    finals = [summary.final_return, *(point.final_return for point in summary.points)]
+    if all(final.iqm is None for final in finals):
         return  # never evaluated: there is nothing to compare
     digits = _digits(summary)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in ("seed", "final return", "best return", "at step"):
+    for column in ("seed", *summary.seeds[0].point, "final return", "best return", "at step"):
         table.add_column(column, justify="right", no_wrap=True)
     top, hidden, bottom = _shown_seeds(summary.seeds)
     for member in top:
         table.add_row(*_cells(member, digits))
     if hidden:
-        table.add_row("", f"{hidden} between", style="dim")
+        table.add_row(*[""] * (1 + len(top[0].point)), f"{hidden} between", style="dim")
     for member in bottom:
         table.add_row(*_cells(member, digits))
     console.print()
     console.print(table, highlight=False, soft_wrap=False)
+    for line, strong in _iqm_lines(summary, digits):
+        style = "bold" if strong else ""
+        console.print(line, markup=False, highlight=False, style=style, soft_wrap=True)
+
+
+def _iqm_lines(summary: GroupSummary, digits: int) -> list[tuple[str, bool]]:
+    """Return the lines below the table, and whether each stands out."""
+    over = f"over {summary.num_seeds} seeds"
+    if not summary.points:
+        return [(f"{_iqm(summary.final_return, summary.level, digits)} {over}", True)]
+    names = [point_text(point.point) for point in summary.points]
+    figures = [_iqm(point.final_return, summary.level, digits) for point in summary.points]
+    widths = max(map(len, names)), max(map(len, figures))
+    return [
+        (
+            f"{name:<{widths[0]}}  {figure:<{widths[1]}} {over}{'  best' if point.best else ''}",
+            point.best,
+        )
+        for point, name, figure in zip(summary.points, names, figures, strict=True)
+    ]
+
+
+def _iqm(final: FinalReturn, level: float, digits: int) -> str:
+    if final.iqm is None or final.iqm_low is None or final.iqm_high is None:
+        return "IQM -"
     low, high = f"{final.iqm_low:.{digits}f}", f"{final.iqm_high:.{digits}f}"
-    console.print(
-        f"IQM {final.iqm:.{digits}f} [{summary.level:.0%} {low}, {high}] "
-        f"over {summary.num_seeds} seeds",
-        markup=False,
-        highlight=False,
-        style="bold",
-    )
+    return f"IQM {final.iqm:.{digits}f} [{level:.0%} {low}, {high}]"
 
 
 def _shown_seeds(
@@ -196,7 +222,8 @@ def _cells(member: SeedSummary, digits: int) -> tuple[str, ...]:
     returns = (member.final_return, member.best_return)
     numbers = ("-" if value is None else f"{value:.{digits}f}" for value in returns)
     step = "-" if member.best_step is None else f"{member.best_step:,}"
-    return (str(member.seed), *numbers, step)
+    point = (number_text(value) for value in member.point.values())
+    return (str(member.seed), *point, *numbers, step)
 
 
 def _digits(summary: GroupSummary) -> int:

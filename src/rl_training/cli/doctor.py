@@ -42,6 +42,7 @@ def run_checks() -> dict[str, Any]:
         "devices": _devices(),
         "memory_gib": _memory(),
         "free_disk_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
+        "acceleration": _acceleration(),
         "self_test": _self_test(),
     }
     report["ok"] = report["self_test"]["passed"]
@@ -58,6 +59,20 @@ def _devices() -> list[str]:
     devices = [f"cpu ({os.cpu_count()} processors, {torch.get_num_threads()} threads)"]
     count = torch.cuda.device_count()
     return devices + [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(count)]
+
+
+def _acceleration() -> dict[str, Any]:
+    """Find what compiled updates need: a C++ compiler, bf16 instructions, a place to keep them."""
+    from rl_training.errors import RLTrainingError
+    from rl_training.runtime.compiling import cache_folder, has_bf16
+
+    compilers = [os.environ.get("CXX"), "g++", "clang++", "c++"]
+    found = [path for name in compilers if name and (path := shutil.which(name))]
+    try:
+        cache = str(cache_folder())
+    except (RLTrainingError, OSError) as error:
+        cache = f"none ({error})"
+    return {"compiler": found[0] if found else None, "bf16": has_bf16(), "cache": cache}
 
 
 def _memory() -> dict[str, float]:
@@ -116,6 +131,10 @@ def print_report(console: Console, report: dict[str, Any]) -> None:
     table.add_row("extras", f"installed: {', '.join(have) or 'none'}")
     if lack:
         table.add_row("", f'missing: {", ".join(lack)} (pip install "rl-training\\[{lack[0]}]")')
+    speed = report["acceleration"]
+    compiler = speed["compiler"] or "no C++ compiler: updates run eagerly"
+    bf16 = "has bf16 instructions" if speed["bf16"] else "has no bf16 instructions"
+    table.add_row("compiling", f"{compiler}; processor {bf16}; programs in {speed['cache']}")
     test = report["self_test"]
     mark = "[green]passed[/]" if test["passed"] else "[red]FAILED[/]"
     table.add_row("self-test", f"{mark} in {test['seconds']} s: {test['detail']}")

@@ -64,6 +64,7 @@ def algorithm_facts(name: str) -> dict[str, Any]:
         "actions": list(spec.action_kinds),
         "presets": [preset for preset in preset_names() if preset.split("/")[0] == name],
         "settings": fields,
+        "may_vary": spec.config_class.may_vary(),
         "metrics": [{"name": key, "meaning": text} for key, text in spec.metrics.items()],
     }
 
@@ -85,6 +86,7 @@ def print_facts(console: Console, facts: dict[str, Any]) -> None:
     console.print(f"[bold]{facts['title']}[/] ({facts['name']}, {facts['paper']})", highlight=False)
     console.print(f"{facts['summary']}; {facts['loop'].replace('_', '-')} loop", highlight=False)
     console.print("presets: " + (", ".join(facts["presets"]) or "none"), highlight=False)
+    console.print("grid: " + ", ".join(facts["may_vary"]), highlight=False)
     console.print("\n[bold]algo_kwargs[/]")
     rows = [(f["key"], f["type"], f["default"], f["meaning"]) for f in facts["settings"]]
     _wide_table(console, ("key", "type", "default", "meaning"), rows)

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.errors import ConfigError
+from rl_training.experiment.grid import Member, check_grid, members_of
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.yaml_loader import load_yaml, parse_scalar
 from rl_training.resources import preset_path
@@ -46,6 +47,8 @@ class TrainConfig(Settings):
         default=None, json_schema_extra={"minItems": 1, "uniqueItems": True}
     )
     """Several seeds to train side by side in one process; null trains `seed` alone."""
+    grid: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the algorithm with a list of numbers each; all combinations run side by side."""
     total_timesteps: PositiveInt = 100_000
     """Steps per seed: environment steps online, gradient steps offline."""
     output_dir: str = "runs"
@@ -117,18 +120,34 @@ class TrainConfig(Settings):
     @model_validator(mode="after")
     def _algorithm_fits(self) -> TrainConfig:
         _ = self.algo_config  # parsing it is the check
+        check_grid(type(self.algo_config), self.algo_kwargs, self.grid)
         return self
 
     @cached_property
     def algo_config(self) -> AlgoConfig:
-        """The algorithm's typed settings, parsed from `algo_kwargs`."""
+        """The algorithm's typed settings, parsed from `algo_kwargs`; a grid varies them."""
         spec = get_algorithm_spec(self.algo)
         return parse(spec.config_class, self.algo_kwargs, "algo_kwargs.")
 
+    @cached_property
+    def members(self) -> tuple[Member, ...]:
+        """The runs side by side: every point of the grid with every seed, or `seed` alone."""
+        return members_of(self.seeds if self.seeds is not None else (self.seed,), self.grid)
+
+    @property
+    def is_group(self) -> bool:
+        """Whether members have folders of their own inside the run's."""
+        return self.seeds is not None or bool(self.grid)
+
     @property
     def all_seeds(self) -> tuple[int, ...]:
-        """The seeds of the run: `seeds`, or `seed` alone."""
-        return self.seeds if self.seeds is not None else (self.seed,)
+        """The seed of each member; members at different points of a grid share theirs."""
+        return tuple(member.seed for member in self.members)
+
+    @property
+    def varied(self) -> dict[str, tuple[float, ...]]:
+        """The settings in which members differ, with the value of each member."""
+        return {name: tuple(member.point[name] for member in self.members) for name in self.grid}
 
     def resolved(self) -> dict[str, Any]:
         """Return plain data with every default filled in."""
@@ -140,9 +159,10 @@ class TrainConfig(Settings):
         """Return a copy with some fields changed, checked like any other."""
         return TrainConfig(**(self.model_dump() | changes))
 
-    def for_seed(self, seed: int) -> TrainConfig:
-        """Return the configuration of one member of a group of seeds."""
-        return self.replace(seed=seed, seeds=None)
+    def for_member(self, member: Member) -> TrainConfig:
+        """Return the configuration that trains one member of the group alone."""
+        settings = self.algo_kwargs | dict(member.point)
+        return self.replace(seed=member.seed, seeds=None, grid={}, algo_kwargs=settings)
 
     def to_yaml(self) -> str:
         """Return the resolved configuration as YAML."""
@@ -243,7 +263,26 @@ def config_schema(algo: str) -> dict[str, Any]:
         "$ref": f"#/$defs/{algo_schema['title']}",
         "description": properties["algo_kwargs"]["description"],
     }
+    properties["grid"] = _grid_schema(algo_schema, algo, properties["grid"]["description"])
     properties["algo"]["const"] = algo
     schema["title"] = f"rl-training run of {algo}"
     plain: dict[str, Any] = json.loads(json.dumps(schema))
     return plain
+
+
+def _grid_schema(algo_schema: Mapping[str, Any], algo: str, description: str) -> dict[str, Any]:
+    """Describe a list of numbers for each setting that may vary."""
+    lists = {}
+    for name in get_algorithm_spec(algo).config_class.may_vary():
+        field = algo_schema["properties"][name]
+        branches = field.get("anyOf", [field])
+        number = next(branch for branch in branches if branch.get("type") == "number")
+        bounds = {key: value for key, value in number.items() if key not in ("title", "default")}
+        lists[name] = {"type": "array", "items": bounds, "minItems": 1, "uniqueItems": True}
+        lists[name]["description"] = field["description"]
+    return {
+        "type": "object",
+        "properties": lists,
+        "additionalProperties": False,
+        "description": description,
+    }

@@ -34,28 +34,30 @@ def create_run_folder(config: TrainConfig, run_suffix: str | None = None) -> Pat
     if run_suffix:
         name = f"{name}_{run_suffix}"
     path = _make_folder(Path(config.output_dir), name, unique=config.run_name is None)
-    for seed, folder in seed_folders(path, config).items():
+    for member, folder in zip(config.members, member_folders(path, config), strict=True):
         folder.mkdir(exist_ok=True)
-        (folder / "config.yaml").write_text(config.for_seed(seed).to_yaml(), encoding="utf-8")
-    if config.seeds is not None:
+        (folder / "config.yaml").write_text(config.for_member(member).to_yaml(), encoding="utf-8")
+    if config.is_group:
         (path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     (path / "run.json").write_text(json.dumps(describe_system(), indent=2), encoding="utf-8")
     return path
 
 
-def seed_folders(path: Path, config: TrainConfig) -> dict[int, Path]:
-    """Map each seed of a run to its folder: the run's own, or one below it per seed of a group."""
-    if config.seeds is None:
-        return {config.seed: path}
-    return {seed: path / f"seed_{seed}" for seed in config.seeds}
+def member_folders(path: Path, config: TrainConfig) -> list[Path]:
+    """Return the folder of each member: the run's own, or one below it per member of a group."""
+    if not config.is_group:
+        return [path]
+    return [path / member.folder for member in config.members]
 
 
 def _automatic_name(config: TrainConfig) -> str:
     env = re.sub(r"[^A-Za-z0-9.-]+", "_", config.env_id)
-    seeds = "-".join(str(seed) for seed in config.all_seeds[:4])
-    more = f"-and-{len(config.all_seeds) - 4}-more" if len(config.all_seeds) > 4 else ""
+    different = list(dict.fromkeys(config.all_seeds))
+    seeds = "-".join(str(seed) for seed in different[:4])
+    more = f"-and-{len(different) - 4}-more" if len(different) > 4 else ""
+    grid = "".join(f"_{name}" for name in ("grid", *config.grid)) if config.grid else ""
     time = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
-    return f"{config.algo}_{env}_seed{seeds}{more}_{time}"
+    return f"{config.algo}_{env}_seed{seeds}{more}{grid}_{time}"
 
 
 def _make_folder(parent: Path, name: str, *, unique: bool) -> Path:

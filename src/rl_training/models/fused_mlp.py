@@ -100,7 +100,8 @@ def supports(
 
     More than four networks only in bf16: batched products of single precision are faster there, and
     on an H200 tf32 kernels with large row blocks did not repeat to the bit.  The last three layers
-    count: at most 128 inputs (or hidden units before them), 1024 hidden units and 64 outputs.  Layer normalisation is for the caller to rule out.
+    count: at most 128 inputs (or hidden units before them), 1024 hidden units and 64 outputs.
+    Layer normalisation is for the caller to rule out.
     """
     if activation != "relu" or len(weights) < 3:
         return False

@@ -10,7 +10,7 @@ on the same inputs; when they differ the run says so and stays eager.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -26,7 +26,14 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.models.precision import fused_networks
 from rl_training.runtime.capturing import CapturedCall, CapturedUpdates
-from rl_training.runtime.compiling import CompileError, CompileJob, Program, Request, compile_here
+from rl_training.runtime.compiling import (
+    CompileError,
+    CompileJob,
+    Program,
+    Request,
+    compile_here,
+    has_bf16,
+)
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.sources import (
     count_of_phase,
@@ -44,6 +51,7 @@ from rl_training.runtime.tracing import (
     tensor_randomness,
     trace,
 )
+from rl_training.state import Counter, require_same_keys
 
 EAGER_SECONDS = 30.0
 """How long, by estimate, an `auto` run stays eager, while its programs are compiled beside it."""
@@ -51,6 +59,9 @@ WORTH_SECONDS = 120.0
 """How long, by estimate, an `auto` run must take to be compiled at all."""
 TOLERANCE = {"fp32": 0.02, "tf32": 0.05, "bf16": 0.15}
 """Largest difference of a change made by a program, relative to the change itself."""
+
+
+UNDECIDED, COMPILED, EAGER = 0, 1, 2
 
 
 class Accelerator:
@@ -67,6 +78,7 @@ class Accelerator:
         self.mode = choose_mode(config, learner.device)
         self._job: CompileJob | None = None
         self._failed = self.mode == "off"
+        self._decision = Counter(UNDECIDED)
 
     @property
     def captures(self) -> bool:
@@ -81,6 +93,9 @@ class Accelerator:
             gradient_steps: Gradient steps per update.
             batch_size: Rows per gradient step and seed.
         """
+        on_cpu = self.learner.device.type == "cpu"
+        if self.config.precision == "bf16" and on_cpu and not has_bf16():
+            self._say("precision bf16 is slow here: the processor has no instructions for it")
         if self._failed:
             return math.inf
         if self.mode != "auto":
@@ -114,10 +129,12 @@ class Accelerator:
         try:
             # The loop may be acting, without gradients, when the time comes.
             with torch.inference_mode(False), torch.enable_grad():
-                return {source.name: self._program(source) for source in sources}
+                found = {source.name: self._program(source) for source in sources}
         except CompileError as error:
             self._give_up(str(error))
             return {}
+        self._decision.value = COMPILED
+        return found
 
     def _program(self, source: Source) -> Program:
         learner = self.learner
@@ -134,7 +151,9 @@ class Accelerator:
             program = compile_here(made, source)
         with self._in_phase(source):
             difference = compare(source, program, self._arguments(source))
-        if difference is not None and difference.size > TOLERANCE[self.config.precision]:
+        too_far = difference is not None and difference.size > TOLERANCE[self.config.precision]
+        # A run taken up goes on as it was: the comparison was made when it changed over.
+        if too_far and self._decision.value != COMPILED:
             raise CompileError(f"compiled {source.name} differs from eager, {difference}")
         return program
 
@@ -149,7 +168,18 @@ class Accelerator:
 
     def _give_up(self, reason: str) -> None:
         self._failed = True
+        self._decision.value = EAGER
         self._say(f"running without compiled updates: {reason}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return whether the run has changed over, so that a resumed one does as it did."""
+        return {"decision": self._decision.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Follow the decision of the run that is taken up."""
+        require_same_keys(self.state_dict(), state, "Accelerator")
+        self._decision.load_state_dict(state["decision"])
+        self._failed = self._failed or self._decision.value == EAGER
 
     def close(self) -> None:
         """Stop a compiling process; may be called twice."""
@@ -231,7 +261,7 @@ def compare(source: Source, program: Program, arguments: Sequence[Any]) -> Gap |
         if path in eager
     ]
     gaps += [
-        Gap(f"output {index}", _distance(ours, theirs, torch.zeros_like(theirs)))
+        Gap(f"output {index}", _distance(ours, theirs, torch.zeros_like(theirs), 0.1))
         for index, (ours, theirs) in enumerate(zip(compiled_outputs, eager_outputs, strict=True))
     ]
     undo()
@@ -248,11 +278,14 @@ def _shares(source: Source) -> list[tuple[str, float]]:
     return [(path, 0.2 if tensor.requires_grad else 1.0) for path, tensor in owned.items()]
 
 
-def _distance(ours: Tensor, theirs: Tensor, start: Tensor) -> float:
-    """Size of the difference of two results, relative to the change from `start`."""
+def _distance(ours: Tensor, theirs: Tensor, start: Tensor, least: float = 1e-4) -> float:
+    """Size of the difference of two results, relative to the change from `start`.
+
+    Changes below `least` of the numbers themselves count as that much: they are mostly rounding.
+    """
     ours, theirs, start = ours.double(), theirs.double(), start.double()
     change = (theirs - start).norm()
-    floor = 1e-4 * (1 + theirs.norm())  # changes smaller than this are rounding
+    floor = least * (1 + theirs.norm())
     gap = float((ours - theirs).norm() / torch.maximum(change, floor))
     return gap if math.isfinite(gap) else math.inf
 

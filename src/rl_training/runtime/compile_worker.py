@@ -36,7 +36,7 @@ def build(request: Request) -> tuple[AnyLearner, EnvSpec, TrainConfig, dict[str,
     config = TrainConfig(**request.config)
     env = EnvSpec.model_validate(request.env_spec)
     spec = get_algorithm_spec(config.algo)
-    learner = spec.build(env, config.algo_config, config.all_seeds, request.device)
+    learner = spec.build(env, config.algo_config, config.all_seeds, request.device, config.varied)
     set_precision(learner, request.precision)
     if spec.loop is Loop.ON_POLICY:
         assert isinstance(learner, OnPolicyLearner)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import shutil
@@ -68,7 +69,11 @@ class Request:
     def key(self) -> str:
         """Name of the result: it depends on the settings, the code and the machine."""
         config = {k: v for k, v in self.config.items() if k in _RELEVANT}
-        config["seeds"] = len(self.config["seeds"] or [0])
+        # Of settings that vary only the names matter: their values are inputs of a program.
+        grid = self.config["grid"]
+        config["algo_kwargs"] = {k: v for k, v in config["algo_kwargs"].items() if k not in grid}
+        config["members"] = math.prod([len(self.config["seeds"] or [0]), *map(len, grid.values())])
+        config["varied"] = sorted(grid)
         parts = [asdict(self) | {"config": config}, _fingerprint()]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -98,6 +103,15 @@ def processor() -> str:
     flags = sorted({line for line in lines if line.startswith(("flags", "Features"))})
     digest = hashlib.sha256("".join(flags).encode()).hexdigest()[:8]
     return f"{platform.machine()} {' '.join(m.split(':')[1].strip() for m in model)} {digest}"
+
+
+def has_bf16() -> bool:
+    """Whether the processor has instructions for bf16 products."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return any(flag in text for flag in ("avx512_bf16", "amx_bf16", " bf16"))
 
 
 def cache_folder() -> Path:

@@ -21,7 +21,7 @@ class TrainResult:
     stop_reason: str | None = None
     """Why the run ended before `total_timesteps`, if it did."""
     per_seed: tuple[TrainResult, ...] = field(default=())
-    """One result per seed when several were trained side by side."""
+    """One result per member of a group, in the order of `TrainConfig.members`."""
 
 
 @dataclass(frozen=True)

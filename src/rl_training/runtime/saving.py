@@ -41,6 +41,8 @@ class Saver:
         self._resume_level = resume_level
         self.newest: list[Path] = []
         self._newest_step = -1
+        grid = {name: list(values) for name, values in config.grid.items()}
+        self._group = {"seeds": list(dict.fromkeys(config.all_seeds)), "grid": grid}
 
     def is_saved(self, step: int) -> bool:
         """Tell whether the newest checkpoint is of this step."""
@@ -83,12 +85,12 @@ class Saver:
         return paths
 
     def _header(self, index: int, log_offset: int, best_step: int) -> dict[str, Any]:
-        seed = self.config.all_seeds[index]
+        member = self.config.members[index]
         return {
-            "config": self.config.for_seed(seed).resolved(),
-            "group_seeds": list(self.config.all_seeds),
+            "config": self.config.for_member(member).resolved(),
+            "group": self._group,
             "env_spec": self.env_spec.model_dump(mode="json"),
-            "seed": seed,
+            "seed": member.seed,
             "log_offset": log_offset,
             "best_step": best_step,
             "resume_level": self._resume_level(),
@@ -107,6 +109,8 @@ class Saver:
                 restore_seed_segments(loaded, name, part)
         self.newest = [checkpoint.path for checkpoint in loaded]
         self._newest_step = loaded[0].step
+        if not self.config.is_group:  # a member that goes on alone still belongs to its group
+            self._group = loaded[0].header.get("group", self._group)
         for checkpoint, folder in zip(loaded, self.folders, strict=True):
             messages += set_newer_aside(folder, checkpoint.step)
         before, now = loaded[0].header["device"], parts["learner"].device.type

@@ -22,7 +22,7 @@ from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricLogger
-from rl_training.experiment.runs import run_lock, seed_folders
+from rl_training.experiment.runs import member_folders, run_lock
 from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.early_stopping import StopRule
@@ -48,7 +48,7 @@ class Part(Protocol):
 
 
 class Clock(Stateful):
-    """Steps done, steps planned, and the best evaluation of each seed."""
+    """Steps done, steps planned, and the best evaluation of each member."""
 
     def __init__(self, planned: int, num_seeds: int, eval_episodes: int) -> None:
         self.step = Counter()
@@ -105,7 +105,12 @@ class Session:
         """Name the parts of the run that a checkpoint must hold."""
         self.learner = learner
         self.recorder = MetricRecorder(list(self.spec.metrics), len(self.seeds), learner.device)
-        self.parts |= {"learner": learner, "recorder": self.recorder, **parts}
+        self.parts |= {
+            "learner": learner,
+            "recorder": self.recorder,
+            "accelerator": self.accelerator,
+            **parts,
+        }
 
     def begin(self, start: Any) -> None:
         """Take the run up from its checkpoint, or call `start` to begin a new one.
@@ -115,7 +120,7 @@ class Session:
         messages: list[str] = []
         self.run_dir = self.state.run_dir = self._open_folder()
         self._resources.enter_context(run_lock(self.run_dir))
-        self._folders = list(seed_folders(self.run_dir, self.config).values())
+        self._folders = member_folders(self.run_dir, self.config)
         self._saver = Saver(self.config, self.env_spec, self._folders, self._resume_level)
         if self._restore_from:
             messages = self._saver.restore(self._restore_from, self.parts)
@@ -230,7 +235,7 @@ class Session:
         elapsed = time.monotonic() - self._started
         speed = (self.step - self.state.start_step) / max(elapsed, 1e-9)
         for index, (row, logger) in enumerate(zip(rows, self._loggers, strict=True)):
-            row |= self.learner.schedule_values()
+            row |= self.learner.schedule_values(index)
             if collector is not None:
                 row |= collector.summary(index)  # type: ignore[attr-defined]
             row |= {
@@ -250,11 +255,11 @@ class Session:
             self.state.metrics[name] = float(np.mean(values))
 
     def _check_finite(self, rows: Sequence[Mapping[str, float]]) -> None:
-        for seed, row in zip(self.seeds, rows, strict=True):
+        for member, row in zip(self.config.members, rows, strict=True):
             bad = [name for name, value in row.items() if not np.isfinite(value)]
             if bad:
                 raise NonFiniteError(
-                    f"{', '.join(bad)} of seed {seed} became non-finite by step {self.step}; "
+                    f"{', '.join(bad)} of {member.label} became non-finite by step {self.step}; "
                     "nothing was saved after the last checkpoint. Lower learning_rate or scale the "
                     f"rewards, then `rl-training resume --checkpoint {self.run_dir}`"
                 )
@@ -326,7 +331,7 @@ class Session:
             return per_seed[0]
         names = per_seed[0].metrics
         means = {name: float(np.mean([r.metrics[name] for r in per_seed])) for name in names}
-        summary = summarize_group(self.seeds, per_seed)
+        summary = summarize_group(self.config.members, per_seed)
         write_summary(self.run_dir, summary)
         means |= summary.metrics()
         return TrainResult(

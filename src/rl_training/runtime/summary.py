@@ -1,4 +1,4 @@
-"""The summary of a group of seeds, `summary.json` in the group's folder.
+"""The summary of a group, `summary.json` in the group's folder.
 
 Returns over time come from the seeds' logs, not from what this process saw, so that a resumed run
 has its whole curve.
@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from rl_training.errors import DataError, RLTrainingError
+from rl_training.experiment.grid import Member, point_text
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.statistics import (
     LEVEL,
@@ -32,9 +33,11 @@ RETURN = "eval_return_mean"
 
 
 class SeedSummary(StrictModel):
-    """One seed; what was never evaluated, or is not finite, is null."""
+    """One member; what was never evaluated, or is not finite, is null."""
 
     seed: int
+    point: dict[str, float] = Field(default_factory=dict)
+    """The member's values of the settings that vary; none without a grid."""
     final_return: float | None
     """Mean return of the last evaluation."""
     best_return: float | None
@@ -66,19 +69,34 @@ class CurvePoint(StrictModel):
     high: float | None
 
 
+class PointSummary(StrictModel):
+    """What the seeds of one point of a grid reached."""
+
+    point: dict[str, float]
+    best: bool
+    """Whether no point has a higher interquartile mean of its final returns."""
+    final_return: FinalReturn
+    curve: tuple[CurvePoint, ...]
+    """The evaluations that every seed of the point has."""
+
+
 class GroupSummary(StrictModel):
-    """What a group of seeds reached."""
+    """What a group reached: its seeds, or with a grid each point with all seeds."""
 
     num_seeds: int
+    """Different seeds; with a grid each point has that many."""
     level: float
     """Of the intervals."""
     resamples: int
     """Of the bootstrap."""
     final_return: FinalReturn
+    """Over all members, whatever their point."""
     seeds: tuple[SeedSummary, ...]
-    """In the order of the run's `seeds`."""
+    """The members: point by point, in the order of the run's `seeds`."""
     curve: tuple[CurvePoint, ...]
-    """The evaluations that every seed has."""
+    """The evaluations that every member has."""
+    points: tuple[PointSummary, ...] = ()
+    """The points of a grid, in its order; none without one."""
 
     def metrics(self) -> dict[str, float]:
         """Return what `TrainResult.metrics` of a group holds beside the means; null is NaN."""
@@ -86,20 +104,48 @@ class GroupSummary(StrictModel):
         values = {"iqm": final.iqm, "iqm_low": final.iqm_low, "iqm_high": final.iqm_high}
         return {f"eval_return_{n}": math.nan if v is None else v for n, v in values.items()}
 
+    def curves(self) -> dict[str, tuple[CurvePoint, ...]]:
+        """Return the curves worth drawing by their names: the group's, or one per point."""
+        if self.points:
+            return {point_text(point.point): point.curve for point in self.points}
+        return {f"IQM, {self.level:.0%} interval": self.curve} if self.curve else {}
 
-def summarize_group(seeds: Sequence[int], results: Sequence[TrainResult]) -> GroupSummary:
-    """Put the results and logs of a group's seeds together."""
+
+def summarize_group(members: Sequence[Member], results: Sequence[TrainResult]) -> GroupSummary:
+    """Put the results and logs of a group's members together."""
     logs = [_evaluations(result.run_dir) for result in results]
+    finals = [result.metrics[RETURN] for result in results]
     return GroupSummary(
-        num_seeds=len(seeds),
+        num_seeds=len({member.seed for member in members}),
         level=LEVEL,
         resamples=RESAMPLES,
-        final_return=_over_seeds([result.metrics[RETURN] for result in results]),
+        final_return=_over_seeds(finals),
         seeds=tuple(
-            _one_seed(seed, result, log)
-            for seed, result, log in zip(seeds, results, logs, strict=True)
+            _one_member(member, result, log)
+            for member, result, log in zip(members, results, logs, strict=True)
         ),
         curve=_curve(logs),
+        points=_points(members, finals, logs) if members[0].point else (),
+    )
+
+
+def _points(
+    members: Sequence[Member], finals: Sequence[float], logs: Sequence[dict[int, float]]
+) -> tuple[PointSummary, ...]:
+    """Summarise the seeds of each point by themselves."""
+    rows: dict[tuple[float, ...], list[int]] = {}
+    for index, member in enumerate(members):
+        rows.setdefault(tuple(member.point.values()), []).append(index)
+    returns = [_over_seeds([finals[index] for index in row]) for row in rows.values()]
+    best = max((r.iqm for r in returns if r.iqm is not None), default=math.nan)
+    return tuple(
+        PointSummary(
+            point=dict(members[row[0]].point),
+            best=final.iqm == best,
+            final_return=final,
+            curve=_curve([logs[index] for index in row]),
+        )
+        for row, final in zip(rows.values(), returns, strict=True)
     )
 
 
@@ -149,11 +195,12 @@ def _evaluations(folder: Path) -> dict[int, float]:
     return {int(row["step"]): float(row[RETURN]) for row in rows if RETURN in row}
 
 
-def _one_seed(seed: int, result: TrainResult, log: dict[int, float]) -> SeedSummary:
+def _one_member(member: Member, result: TrainResult, log: dict[int, float]) -> SeedSummary:
     finite = {step: value for step, value in log.items() if math.isfinite(value)}
     best = max(finite, key=finite.__getitem__, default=None)
     return SeedSummary(
-        seed=seed,
+        seed=member.seed,
+        point=dict(member.point),
         final_return=_finite(result.metrics[RETURN]),
         best_return=None if best is None else finite[best],
         best_step=best,

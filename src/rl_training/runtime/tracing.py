@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from rl_training.rng import Rng
-from rl_training.state import Scalar
+from rl_training.state import PerSeed, Scalar
 
 Owners = Mapping[str, object]
 
@@ -68,7 +68,7 @@ def _children(value: Any) -> list[tuple[Any, Any]]:
         return list(value.items())
     if isinstance(value, list | tuple):
         return list(enumerate(value))
-    if isinstance(value, Scalar) or hasattr(value, "state_dict"):
+    if isinstance(value, Scalar | PerSeed) or hasattr(value, "state_dict"):
         return list(vars(value).items())
     return []
 

@@ -92,7 +92,7 @@ def _run(
             config.vector_mode,
         )
         stack.callback(envs.close)
-        learner = spec.build(envs.spec, config.algo_config, config.all_seeds, device)
+        learner = spec.build(envs.spec, config.algo_config, config.all_seeds, device, config.varied)
         set_precision(learner, config.precision)
         threads = loaded[0].header["threads"] if loaded else choose_threads(config.threads, learner)
         torch.set_num_threads(threads)

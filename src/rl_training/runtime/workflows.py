@@ -5,7 +5,7 @@ A checkpoint is enough: neither the original YAML nor, for prediction, the envir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,7 @@ from rl_training.algorithms.base import AnyLearner
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError, DataError
 from rl_training.experiment.checkpointing import (
-    LoadedCheckpoint,
     list_checkpoints,
-    load_checkpoint,
     load_single_file,
     open_checkpoint,
     read_manifest,
@@ -30,11 +28,10 @@ from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.groups import Warn, group_folders, load_group
 from rl_training.runtime.results import EvalResult, TrainResult
 from rl_training.runtime.train import choose_device, continue_run
 from rl_training.validation import parse
-
-Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -171,7 +168,7 @@ def resume_training(
 
     Args:
         path: A checkpoint folder, a run folder (its newest good checkpoint is used), or the folder
-            of a group of seeds (their newest common one).
+            of a group (the newest step that all members have).
         total_timesteps: New end of the run; schedules keep their plan and stay at their end beyond
             it.
         callbacks: Observers.
@@ -186,21 +183,19 @@ def resume_training(
             f"{path} is a file; training is resumed from a run folder or one of its checkpoints "
             "(a file made by save() holds the agent alone, without replay and environments)"
         )
-    group = _group_folders(path)
+    group = group_folders(path)
     never_saved = _without_checkpoint(path, group)
     if never_saved is not None:
         if warn is not None:
             warn(f"{path} was stopped before its first checkpoint: it starts from its beginning")
         return continue_run(_with_end(never_saved, total_timesteps), path, (), callbacks)
     if group:
-        loaded = _load_group(group, warn)
-        seeds: tuple[int, ...] | None = tuple(checkpoint.header["seed"] for checkpoint in loaded)
-        run_dir = path
-    else:
-        loaded = [open_checkpoint(path, warn=warn)]
-        seeds, run_dir = None, loaded[0].path.parent.parent
-    config = parse(TrainConfig, loaded[0].header["config"]).replace(seeds=seeds)
-    return continue_run(_with_end(config, total_timesteps), run_dir, loaded, callbacks)
+        config, members = load_group(path, group, warn)
+        return continue_run(_with_end(config, total_timesteps), path, members, callbacks)
+    loaded = open_checkpoint(path, warn=warn)
+    config = parse(TrainConfig, loaded.header["config"])
+    run_dir = loaded.path.parent.parent
+    return continue_run(_with_end(config, total_timesteps), run_dir, [loaded], callbacks)
 
 
 def _with_end(config: TrainConfig, total_timesteps: int | None) -> TrainConfig:
@@ -215,38 +210,13 @@ def _without_checkpoint(path: Path, group: Sequence[Path]) -> TrainConfig | None
     return load_config(path / "config.yaml")
 
 
-def _group_folders(path: Path) -> list[Path]:
-    if (path / "checkpoints").is_dir() or not path.is_dir():
-        return []
-    found = [p for p in path.glob("seed_*") if p.name.removeprefix("seed_").isdigit()]
-    return sorted(found, key=lambda p: int(p.name.removeprefix("seed_")))
-
-
 def _one_seed(path: Path) -> Path:
-    group = _group_folders(path)
+    group = group_folders(path)
     if group:
         raise CheckpointError(
             f"{path} holds several seeds; give one of them: {', '.join(str(p) for p in group)}"
         )
     return path
-
-
-def _load_group(folders: Sequence[Path], warn: Warn | None) -> list[LoadedCheckpoint]:
-    """Load the newest step that every seed of a group has whole, in the group's order of seeds."""
-    steps = [{entry.step for entry in list_checkpoints(folder)} for folder in folders]
-    problems: list[str] = []
-    for step in sorted(set.intersection(*steps), reverse=True):
-        try:
-            loaded = [load_checkpoint(resolve_checkpoint(f, step=step)) for f in folders]
-        except CheckpointError as error:
-            problems.append(str(error))
-            continue
-        for problem in problems if warn else ():
-            warn(f"damaged checkpoint passed over: {problem}")  # type: ignore[misc]
-        order = list(loaded[0].header["group_seeds"])
-        return sorted(loaded, key=lambda checkpoint: order.index(checkpoint.header["seed"]))
-    tried = f" ({'; '.join(problems)})" if problems else ""
-    raise CheckpointError(f"{folders[0].parent} has no step that every seed has whole{tried}")
 
 
 def _best_step(path: Path, warn: Warn | None) -> int:
