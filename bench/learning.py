@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.train import train
 
 FAST = {"accelerate": "compile", "precision": "bf16"}
+NAMES = {
+    "eager": "eager fp32, one by one",
+    "compiled": "compiled bf16, one by one",
+    "together": "compiled bf16, together",
+}
 PLAIN = {"accelerate": "off", "precision": "fp32"}
 
 
@@ -114,24 +120,29 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=16, help="seeds trained together")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--episodes", type=int, default=10)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--parts", default=",".join(NAMES), help="which of them to run now")
+    parser.add_argument("--json", type=Path, help="kept between calls, so that parts add up")
     options = parser.parse_args()
     overrides = (
         f"total_timesteps={options.steps}",
         f"eval_episodes={options.episodes}",
         f"algo_kwargs.eval_interval={options.steps // 10}",
     )
-    singles = range(options.singles)
-    plain = run_singly(options.preset, overrides, PLAIN, singles, options.workers)
-    found = {"eager fp32, one by one": summarize("eager fp32, one by one", plain)}
-    fast = run_singly(options.preset, overrides, FAST, singles, options.workers)
-    found["compiled bf16, one by one"] = summarize("compiled bf16, one by one", fast)
-    group = run_together(options.preset, overrides, range(options.group))
-    found["compiled bf16, together"] = summarize("compiled bf16, together", group)
+    singles, workers = range(options.singles), options.workers
+    parts = {
+        "eager": partial(run_singly, options.preset, overrides, PLAIN, singles, workers),
+        "compiled": partial(run_singly, options.preset, overrides, FAST, singles, workers),
+        "together": partial(run_together, options.preset, overrides, range(options.group)),
+    }
+    found: dict[str, dict[str, Any]] = {}
+    if options.json is not None and options.json.is_file():
+        found = json.loads(options.json.read_text(encoding="utf-8"))
+    for part in options.parts.split(","):
+        found[part] = summarize(NAMES[part], parts[part]())
+        if options.json is not None:
+            options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     lows, highs = zip(*(result["interval"][-1] for result in found.values()), strict=True)
     print("intervals overlap" if max(lows) <= min(highs) else "intervals do NOT overlap")
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

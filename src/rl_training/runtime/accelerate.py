@@ -137,18 +137,7 @@ class Accelerator:
         return found
 
     def _program(self, source: Source) -> Program:
-        learner = self.learner
-        if self._job is not None:
-            if not self._job.is_cached:
-                self._say("waiting for the compiler; the next run with these settings need not")
-            self._job.wait()
-            program = self._job.load(source)
-        else:
-            undo = Undo(source)
-            with self._in_phase(source), fused_networks(learner, self.config.precision):
-                made = trace(source, self._arguments(source))
-            undo()
-            program = compile_here(made, source)
+        program = self._loaded(source) or self._compiled_here(source)
         with self._in_phase(source):
             difference = compare(source, program, self._arguments(source))
         too_far = difference is not None and difference.size > TOLERANCE[self.config.precision]
@@ -156,6 +145,29 @@ class Accelerator:
         if too_far and self._decision.value != COMPILED:
             raise CompileError(f"compiled {source.name} differs from eager, {difference}")
         return program
+
+    def _loaded(self, source: Source) -> Program | None:
+        """Return the program that the compiling process made; None when it could not."""
+        if self._job is None:
+            return None
+        if not self._job.is_cached:
+            self._say("waiting for the compiler; the next run with these settings need not")
+        try:
+            self._job.wait()
+            return self._job.load(source)
+        except CompileError as error:
+            self._say(f"{error}; compiling in this process instead")
+            self._job.close()
+            self._job = None
+            return None
+
+    def _compiled_here(self, source: Source) -> Program:
+        undo = Undo(source)
+        fused = fused_networks(self.learner, self.config.precision)
+        with self._in_phase(source), fused:
+            made = trace(source, self._arguments(source))
+        undo()
+        return compile_here(made, source)
 
     def _in_phase(self, source: Source) -> AbstractContextManager[None]:
         return counted(self.learner, count_of_phase(self.learner, source.name))

@@ -19,7 +19,7 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.precision import set_precision
-from rl_training.runtime.compiling import Request, write_library
+from rl_training.runtime.compiling import Request, load_library, write_library
 from rl_training.runtime.replay import make_replay
 from rl_training.runtime.sources import (
     count_of_phase,
@@ -63,6 +63,8 @@ def compile_programs(folder: Path) -> None:
         if again.graph.code != made.graph.code:
             raise AssertionError(f"{name} holds a number that changes during a run, not a Scalar")
         write_library(made, source, folder / name)
+        # A library that crashes does so here, not in the run.
+        load_library(source, folder / name)(*arguments)
 
 
 def _move_schedules(learner: AnyLearner, source: Source) -> None:

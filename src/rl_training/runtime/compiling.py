@@ -172,7 +172,8 @@ class CompileJob:
         assert self._work is not None
         if code != 0:
             said = (self._work / "log.txt").read_text(errors="replace").strip().splitlines()
-            raise CompileError(f"the compiling process failed: {said[-1] if said else code}")
+            reason = said[-1] if said and code > 0 else f"it died of signal {-code}"
+            raise CompileError(f"the compiling process failed: {reason}")
         try:
             os.rename(self._work, self.folder)
         except OSError as error:
@@ -186,20 +187,7 @@ class CompileJob:
         Raises:
             CompileError: When it does not fit them or cannot be loaded.
         """
-        folder = self.folder / source.name
-        described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        owned = owned_tensors(source.owners)
-        state = []
-        for path, shape, dtype in described["inputs"]:
-            tensor = owned.get(path)
-            if tensor is None or [list(tensor.shape), str(tensor.dtype)] != [shape, dtype]:
-                raise CompileError(f"{source.name}: {path} is not {dtype} {shape} here")
-            state.append(tensor.detach())
-        try:
-            runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(folder / LIBRARY), 1)
-        except RuntimeError as error:
-            raise CompileError(f"{folder / LIBRARY} cannot be loaded: {error}") from error
-        return Program(runner.run, tuple(state), tuple(described["arguments"]), described["output"])
+        return load_library(source, self.folder / source.name)
 
     def close(self) -> None:
         """Stop compiling and clean up; may be called twice."""
@@ -232,6 +220,27 @@ def write_library(made: Trace, source: Source, folder: Path) -> None:
         "output": made.output,
     }
     (folder / DESCRIPTION).write_text(json.dumps(described), encoding="utf-8")
+
+
+def load_library(source: Source, folder: Path) -> Program:
+    """Bind the library in `folder` to the owners of `source`.
+
+    Raises:
+        CompileError: When it does not fit them or cannot be loaded.
+    """
+    described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    owned = owned_tensors(source.owners)
+    state = []
+    for path, shape, dtype in described["inputs"]:
+        tensor = owned.get(path)
+        if tensor is None or [list(tensor.shape), str(tensor.dtype)] != [shape, dtype]:
+            raise CompileError(f"{source.name}: {path} is not {dtype} {shape} here")
+        state.append(tensor.detach())
+    try:
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(folder / LIBRARY), 1)
+    except RuntimeError as error:
+        raise CompileError(f"{folder / LIBRARY} cannot be loaded: {error}") from error
+    return Program(runner.run, tuple(state), tuple(described["arguments"]), described["output"])
 
 
 def compile_here(made: Trace, source: Source, options: dict[str, Any] | None = None) -> Program:
