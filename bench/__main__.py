@@ -106,6 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
     gpu.add_argument("--seeds", type=_numbers, metavar="N,...", help="numbers of seeds")
     gpu.add_argument("--precisions", type=_precisions, metavar="P,...", help="fp32, tf32, bf16")
     gpu.add_argument("--seconds", type=float, default=3.0, help="length of a repeat of gpu-sac (3)")
+    gpu.add_argument("--preset", default="sac/pendulum", help="preset of gpu-seeds (sac/pendulum)")
     gpu.add_argument("--steps", type=_positive, default=5_000, help="steps of gpu-seeds (5000)")
     gpu.add_argument("--profile", action="store_true", help="count the kernels of an update")
     return parser
@@ -128,6 +129,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Options, Path | N
         precisions=given.precisions,
         seconds=given.seconds,
         steps=given.steps,
+        preset=given.preset,
         profile=given.profile,
     )
     return list(dict.fromkeys(rows)), options, given.json

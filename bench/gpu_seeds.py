@@ -1,4 +1,4 @@
-"""Row `gpu-seeds`: whole runs of SAC on Pendulum-v1, several seeds in one, and their time split."""
+"""Row `gpu-seeds`: whole runs of a preset, several seeds in one, and their time split."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ from rl_training.runtime.session import Session
 from rl_training.runtime.train import train
 
 SEEDS = (1, 32)
-PRESET = "sac/pendulum"
+OVERRIDES = (
+    "algo_kwargs.eval_interval=0",
+    "algo_kwargs.learning_starts=500",
+    "algo_kwargs.buffer_capacity=100000",
+)
 WATCHED: tuple[Watched, ...] = (
     (SeedVectorEnv, "step", "environments"),
     (ReplayRunner, "act", "acting"),
@@ -153,7 +157,7 @@ def _run(
             "tensorboard": False,
             "output_dir": folder,
         }
-        config = load_config(PRESET, ["algo_kwargs.eval_interval=0"], changes)
+        config = load_config(options.preset, OVERRIDES, changes)
         with timers.watching(WATCHED):
             train(config, callbacks=[watch])
     return watch

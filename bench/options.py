@@ -32,5 +32,7 @@ class Options:
     """How long an accelerator row times updates, per repeat."""
     steps: int = 5_000
     """Steps of `gpu-seeds`."""
+    preset: str = "sac/pendulum"
+    """What `gpu-seeds` trains."""
     profile: bool = False
     """Count kernels in the accelerator rows."""

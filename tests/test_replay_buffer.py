@@ -242,3 +242,29 @@ def test_a_state_with_a_part_missing_is_refused() -> None:
     buffer = make_buffer(5)
     with pytest.raises(CheckpointError, match=r"missing \['rng'\]"):
         buffer.load_state_dict({"inserted": {"value": 0}})
+
+
+@pytest.mark.parametrize("action_dtype", [torch.float32, torch.int64])
+def test_rows_sent_to_another_device_are_those_stored_here(action_dtype: torch.dtype) -> None:
+    discrete = action_dtype == torch.int64
+    shape = () if discrete else (2,)
+    here, there = (
+        ReplayBuffer(9, (3,), shape, action_dtype=action_dtype, num_envs=3, seeds=(0, 1))
+        for _ in range(2)
+    )
+    there._arrays = None  # as on a device whose memory NumPy does not see
+    generator = np.random.default_rng(0)
+    for _ in range(5):
+        lead = (2, 3)
+        row = (
+            generator.normal(size=(*lead, 3)).astype(np.float32),
+            generator.integers(4, size=(*lead, *shape)),
+            generator.normal(size=lead).astype(np.float32),
+            generator.normal(size=(*lead, 3)).astype(np.float32),
+            generator.random(lead) < 0.5,
+            generator.random(lead) < 0.5,
+        )
+        here.add(*row)
+        there.add(*row)
+    for name, rows in here.rows.items():
+        assert torch.equal(rows, there.rows[name]), name

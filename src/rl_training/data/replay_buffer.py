@@ -90,6 +90,8 @@ class ReplayBuffer:
         )
         on_cpu = self.device.type == "cpu"
         self._arrays = {name: rows.numpy() for name, rows in self.rows.items()} if on_cpu else None
+        width = self._table.shape[1]
+        self._staging: Array = np.zeros((self.num_seeds, num_envs, width), np.float32)
         self._offset = torch.arange(self.num_seeds, device=device).unsqueeze(1) * self.capacity
 
     def _allocate(self, fields: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
@@ -145,16 +147,28 @@ class ReplayBuffer:
             for array, value in zip(self._arrays.values(), values, strict=True):
                 array[:, start:stop] = value
         else:
-            for rows, value in zip(self.rows.values(), values, strict=True):
-                source = torch.from_numpy(np.ascontiguousarray(value))
-                rows[:, start:stop] = source.to(self.device, rows.dtype)
+            self._send(slice(start, stop), dict(zip(self.rows, values, strict=True)))
         self.set_inserted(self.inserted.value + self.num_envs)
+
+    def _send(self, place: slice, values: Mapping[str, Array]) -> None:
+        """Store one step on another device, with one transfer for all fields of the table."""
+        lead = (self.num_seeds, self.num_envs)
+        for name, value in values.items():
+            if name in self._columns:
+                columns = self._staging[..., self._columns[name]]
+                columns[...] = value.reshape(columns.shape)
+            else:
+                source = torch.from_numpy(np.ascontiguousarray(value))
+                self.rows[name][:, place] = source.to(self.device, self.rows[name].dtype)
+        table = self._table.view(self.num_seeds, self.capacity, -1)
+        table[:, place] = torch.from_numpy(self._staging).to(self.device).view(*lead, -1)
 
     def set_inserted(self, count: int) -> None:
         """Say how many rows have been stored so far."""
         self.inserted.value = count
         self._size.set(len(self))
-        self._next.set(count)
+        if self.n_step > 1:
+            self._next.set(count)
 
     def set_progress(self, progress: float) -> None:
         """Move what depends on the share of the run that is done; uniform sampling does not."""
