@@ -148,9 +148,9 @@ def checkpoint(pace: Pace) -> None:
             lambda: create_run_folder(config),
             resume_level=lambda: envs.resume_level,
         )
+        session.accelerator = Accelerator(config, envs.spec, learner, session.say)
         session.register(learner, collector=collector, replay=replay)
         session.begin(collector.start)
-        session.accelerator = Accelerator(config, envs.spec, learner, session.say)
         runner = ReplayRunner(session.accelerator, learner, replay, session.recorder, PLANNED)
         _save_at_pace(pace, session, runner)
         session.accelerator.close()

@@ -18,8 +18,9 @@ from rl_training.envs.probe import probe_env
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import accelerate
-from rl_training.runtime.accelerate import Accelerator, compare
+from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback, TrainerState
+from rl_training.runtime.comparing import compare
 from rl_training.runtime.compiling import CompileError, CompileJob, Program, Request, cache_folder
 from rl_training.runtime.tracing import Source, flatten, owned_tensors, trace, unflatten
 from rl_training.runtime.train import train

@@ -12,6 +12,7 @@ import pytest
 
 from helpers.tiny import STEPS, learner_digest, tiny_config
 from rl_training import TrainConfig
+from rl_training.algorithms.spec import Loop
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.experiment.checkpointing import (
     list_checkpoints,
@@ -20,6 +21,7 @@ from rl_training.experiment.checkpointing import (
     save_single_file,
 )
 from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import run_lock
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.results import TrainResult
@@ -115,7 +117,9 @@ def test_a_saved_file_cannot_be_resumed(finished: TrainResult, tmp_path: Path) -
 def test_a_resumed_run_is_the_uninterrupted_run(config: TrainConfig) -> None:
     report = verify_resume(config, 33)
     assert report.identical, report.lines()
-    assert {"learner", "collector", "clock", "recorder", "stop_rule"} <= set(report.components)
+    assert {"learner", "clock", "recorder", "stop_rule"} <= set(report.components)
+    online = get_algorithm_spec(config.algo).loop is not Loop.OFFLINE
+    assert ("collector" in report.components) is online
     assert report.resume_level == "exact"
 
 

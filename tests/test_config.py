@@ -268,14 +268,21 @@ POOL: tuple[object, ...] = (
     *([], [1], [0], [-1], [1, 1], [0.5], [1.5], ["a"], [None], [True], [[1]]),
     *({}, {"no_such_key": 1}, {"type": "linear"}, {"type": "liner"}, {"patience": 0}),
 )
-ROOM_FOR = {"buffer_capacity": {"batch_size": 1}, "batch_size": {"buffer_capacity": 10**9}}
+ROOM_FOR: dict[str, dict[str, Any]] = {
+    "buffer_capacity": {"batch_size": 1},
+    "batch_size": {"buffer_capacity": 10**9},
+    "dataset_path": {"dataset_kind": "npz"},
+    "dataset_id": {"dataset_kind": "minari"},
+}
 """What must be set beside a field so that a rule over two fields does not speak."""
 
 
-def nest(path: tuple[str, ...], value: object) -> dict[str, Any]:
+def nest(algo: str, path: tuple[str, ...], value: object) -> dict[str, Any]:
     """A mapping with one value at a path."""
+    fields = get_algorithm_spec(algo).config_class.model_fields
     for key in reversed(path):
-        value = {**ROOM_FOR.get(key, {}), key: value}
+        room = {} if value is None else ROOM_FOR.get(key, {})
+        value = {**{name: given for name, given in room.items() if name in fields}, key: value}
     assert isinstance(value, dict)
     return value
 
@@ -283,7 +290,7 @@ def nest(path: tuple[str, ...], value: object) -> dict[str, Any]:
 def try_value(algo: str, path: tuple[str, ...], value: object) -> str | None:
     """The message with which the runtime refuses a value, or None."""
     try:
-        TrainConfig(**({"algo": algo, "env_id": "CartPole-v1"} | nest(path, value)))
+        TrainConfig(**({"algo": algo, "env_id": "CartPole-v1"} | nest(algo, path, value)))
     except ConfigError as error:
         return str(error)
     return None
@@ -321,7 +328,8 @@ def test_every_field_refuses_a_wrong_type_by_name(algo: str, path: tuple[str, ..
 def test_every_bound_is_kept_at_and_beyond_it(algo: str, path: tuple[str, ...]) -> None:
     schema, _ = field_schema(algo, path)
     for branch in schema.get("anyOf", [schema]):
-        bounds = [("minimum", -1), ("maximum", 1), ("exclusiveMinimum", 0)]
+        bounds = [("minimum", -1), ("maximum", 1)]
+        bounds += [("exclusiveMinimum", 0), ("exclusiveMaximum", 0)]
         for keyword, beyond in [bound for bound in bounds if bound[0] in branch]:
             value = branch[keyword] + beyond
             message = try_value(algo, path, value)

@@ -20,6 +20,7 @@ from rl_training.runtime.workflows import load_agent, predict_from_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 every_algorithm = pytest.mark.parametrize("algo", algorithm_names())
+MIX = [{"kind": "random", "weight": 3.0}, {"kind": "random"}]
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "off_policy": {
         "plain": {},
@@ -34,6 +35,16 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "two seeds": {"seeds": [4, 9]},
         "schedules": {"algo_kwargs": {"lr_schedule": {"type": "cosine"}, "target_kl": 0.005}},
         "observation statistics": {"algo_kwargs": {"normalize_obs": True}},
+    },
+    # The cut at 70 lies inside a block of steps, after which schedules move.
+    "offline": {
+        "plain": {},
+        "two seeds": {"seeds": [4, 9]},
+        "n-step": {"algo_kwargs": {"n_step": 3}},
+        "observation statistics": {"algo_kwargs": {"normalize_observations": True}},
+        "observations as they are": {"algo_kwargs": {"normalize_observations": False}},
+        "schedules": {"algo_kwargs": {"lr_schedule": {"type": "linear"}}},
+        "a mix of datasets": {"algo_kwargs": {"dataset_mix": MIX}},
     },
 }
 RESUMES = [

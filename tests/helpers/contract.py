@@ -29,6 +29,7 @@ SMALL: dict[str, Any] = {
     "minibatch_size": 16,
     "update_epochs": 2,
     "target_update_interval": 3,
+    "dataset_size": 200,
     "eval_interval": 60,
 }
 """Values that make any algorithm quick; each is used where the algorithm has such a setting."""

@@ -19,7 +19,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 _HANDLED = {
     *("$ref", "anyOf", "type", "const", "enum", "pattern", "items", "minItems", "uniqueItems"),
-    *("minimum", "maximum", "exclusiveMinimum", "properties", "required", "additionalProperties"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *("properties", "required", "additionalProperties"),
 }
 _ANNOTATIONS = {"title", "description", "default", "$defs"}
 
@@ -77,6 +78,7 @@ def _fits_bounds(schema: Schema, value: object, root: Schema) -> bool:
         value >= schema.get("minimum", value)
         and value <= schema.get("maximum", value)
         and ("exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"])
+        and ("exclusiveMaximum" not in schema or value < schema["exclusiveMaximum"])
     )
 
 

@@ -30,6 +30,7 @@ SMALL: dict[str, Any] = {
     "num_steps": 16,
     "minibatch_size": 8,
     "update_epochs": 1,
+    "dataset_size": 200,
     "eval_interval": 0,
 }
 """Small values of settings, used by the algorithms that have them."""

@@ -6,7 +6,7 @@ update stands in one place.  Shapes: S seeds, N critics, B batch, A action.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from rl_training.algorithms.base import (
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.losses import weighted_mean
 from rl_training.data.batch import TransitionBatch
-from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Sizes
 
 Loss = tuple[Tensor, dict[str, Tensor]]
@@ -53,7 +52,7 @@ class ActorCritic(TransitionLearner):
     """Critic regression to a target, then policy improvement against the critics."""
 
     config: ActorCriticConfig
-    model: MLPSACModel
+    model: Any  # networks `actor` and `critic`, `q_values`, `action_dim`
 
     def setup(self) -> None:
         """Create target critics and one optimizer per network."""

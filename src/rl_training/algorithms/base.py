@@ -18,6 +18,7 @@ from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.optim import Adam, seed_view
 from rl_training.algorithms.schedules import learning_rate_factor
 from rl_training.data.batch import RolloutBatch, TransitionBatch
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import ConfigError
 from rl_training.rng import Rng
 from rl_training.state import Counter, PerSeed, Stateful
@@ -150,6 +151,9 @@ class Learner(Stateful, Generic[BatchT]):
     def random_action(self, num_envs: int) -> Tensor:
         """Draw uniformly random actions `[S, n, ...]` in learner units."""
         raise NotImplementedError
+
+    def see_data(self, buffer: ReplayBuffer) -> None:
+        """Take statistics of a fixed dataset before learning from it; called once per run."""
 
     # What is common
 

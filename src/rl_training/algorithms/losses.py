@@ -25,6 +25,19 @@ def huber(prediction: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
     return functional.huber_loss(prediction, target, reduction="none", delta=kappa)
 
 
+def expectile_loss(error: Tensor, expectile: float | Tensor) -> Tensor:
+    """Asymmetric square `|tau - 1(u < 0)| u^2` per sample (Eq. 3 of arXiv:2110.06169).
+
+    At 0.5 it is half of the square; towards 1 the minimiser moves to the largest target.
+
+    Args:
+        error: Target minus prediction, u, `[S, B]`.
+        expectile: tau in (0, 1), a number or `[S, 1]`.
+    """
+    below = (error < 0).to(error.dtype)
+    return (expectile - below).abs() * error.square()
+
+
 def gae(
     reward: Tensor,
     value: Tensor,

@@ -29,8 +29,8 @@ from rl_training.rng import Rng
 from rl_training.validation import PositiveFloat
 
 
-class SACConfig(ActorCriticConfig, ReplayConfig):
-    """Settings of SAC."""
+class SACSettings(ActorCriticConfig):
+    """Settings of the soft actor-critic, wherever its data comes from."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"alpha", "initial_alpha", "target_entropy"})
 
@@ -42,11 +42,16 @@ class SACConfig(ActorCriticConfig, ReplayConfig):
     """Entropy a learned temperature aims at; null means -A, one nat below uniform per dimension."""
 
 
+class SACConfig(SACSettings, ReplayConfig):
+    """Settings of SAC."""
+
+
 class SAC(ActorCritic):
     """Soft actor-critic with fixed or learned temperature."""
 
-    config_class = SACConfig
-    config: SACConfig
+    config_class: ClassVar[type[SACSettings]] = SACConfig
+    config: SACSettings
+    model: MLPSACModel
 
     def setup(self) -> None:
         """Add the temperature to the actor-critic's parts."""

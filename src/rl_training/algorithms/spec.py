@@ -28,6 +28,7 @@ class Loop(Enum):
 
     OFF_POLICY = "off_policy"
     ON_POLICY = "on_policy"
+    OFFLINE = "offline"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,8 @@
 # Written by scripts/update_stubs.py; do not edit.
 from rl_training.api.agent import Agent as Agent
+from rl_training.api.algorithms import CQL as CQL
 from rl_training.api.algorithms import DQN as DQN
+from rl_training.api.algorithms import IQL as IQL
 from rl_training.api.algorithms import PPO as PPO
 from rl_training.api.algorithms import SAC as SAC
+from rl_training.api.algorithms import TD3BC as TD3BC

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from rl_training._version import __version__
+from rl_training.cli.data import app as data_app
 
 if TYPE_CHECKING:
     from rl_training.runtime.results import TrainResult
@@ -26,6 +27,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(data_app)
 out = Console(soft_wrap=True, emoji=False)
 err = Console(stderr=True, emoji=False)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ SEGMENT_BYTES = 4 << 20
 class ReplayBuffer:
     """Ring of transitions with uniform sampling."""
 
-    read_only = ("rows", "_table", "_scalars", "_loose")
+    read_only: ClassVar[tuple[str, ...]] = ("rows", "_table", "_scalars", "_loose")
     """Attributes whose tensors sampling and learning do not change."""
 
     def __init__(
@@ -47,6 +47,7 @@ class ReplayBuffer:
         gamma: float = 0.99,
         n_step: int = 1,
         device: torch.device | str = "cpu",
+        shared: bool = False,
     ) -> None:
         """Allocate the storage.
 
@@ -61,6 +62,7 @@ class ReplayBuffer:
             gamma: Discount that `sample` puts into the batch.
             n_step: Rewards summed before the bootstrap.
             device: Where the rows live and batches are made.
+            shared: Keep one set of rows for all seeds, as a dataset does.
 
         Raises:
             DataError: When the capacity cannot hold `n_step` steps of all environments.
@@ -72,6 +74,7 @@ class ReplayBuffer:
                 f"got {capacity}"
             )
         self.num_envs, self.num_seeds, self.gamma, self.n_step = num_envs, len(seeds), gamma, n_step
+        self.num_tables = 1 if shared else self.num_seeds
         self.device = torch.device(device)
         self.rng = Rng(seeds, "replay", self.device)
         self.inserted = Counter()
@@ -91,12 +94,12 @@ class ReplayBuffer:
         on_cpu = self.device.type == "cpu"
         self._arrays = {name: rows.numpy() for name, rows in self.rows.items()} if on_cpu else None
         width = self._table.shape[1]
-        self._staging: Array = np.zeros((self.num_seeds, num_envs, width), np.float32)
-        self._offset = torch.arange(self.num_seeds, device=device).unsqueeze(1) * self.capacity
+        self._staging: Array = np.zeros((self.num_tables, num_envs, width), np.float32)
+        self._offset = torch.arange(self.num_tables, device=device).unsqueeze(1) * self.capacity
 
     def _allocate(self, fields: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
         """Allocate the rows; float32 fields share one table, so that a batch is one gather."""
-        lead = (self.num_seeds, self.capacity)
+        lead = (self.num_tables, self.capacity)
         self._shapes = {name: shape for name, (shape, _) in fields.items()}
         self._columns: dict[str, slice | int] = {}
         width = 0
@@ -152,7 +155,7 @@ class ReplayBuffer:
 
     def _send(self, place: slice, values: Mapping[str, Array]) -> None:
         """Store one step on another device, with one transfer for all fields of the table."""
-        lead = (self.num_seeds, self.num_envs)
+        lead = (self.num_tables, self.num_envs)
         for name, value in values.items():
             if name in self._columns:
                 columns = self._staging[..., self._columns[name]]
@@ -160,7 +163,7 @@ class ReplayBuffer:
             else:
                 source = torch.from_numpy(np.ascontiguousarray(value))
                 self.rows[name][:, place] = source.to(self.device, self.rows[name].dtype)
-        table = self._table.view(self.num_seeds, self.capacity, -1)
+        table = self._table.view(self.num_tables, self.capacity, -1)
         table[:, place] = torch.from_numpy(self._staging).to(self.device).view(*lead, -1)
 
     def set_inserted(self, count: int) -> None:
@@ -204,7 +207,7 @@ class ReplayBuffer:
 
     def _flat(self, index: Tensor) -> Tensor:
         """Row numbers in the tables that are flattened over seeds, from numbers `[S, B]`."""
-        return (index if self.num_seeds == 1 else index + self._offset).flatten()
+        return (index if self.num_tables == 1 else index + self._offset).flatten()
 
     def _field(self, name: str, table: Tensor, flat: Tensor) -> Tensor:
         """Return one field of drawn rows `[S, B, ...]`: columns of their table, or its own rows."""

@@ -37,6 +37,17 @@ def tanh_gaussian_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[
     return torch.tanh(pre_tanh), log_prob
 
 
+def tanh_gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+    """Log density `[...]` of a given action in [-1, 1] under the squashed Gaussian.
+
+    Actions at the bounds have infinite `atanh`; they are moved inside by 1e-6.
+    """
+    pre_tanh = torch.atanh(action.clamp(-1 + 1e-6, 1 - 1e-6))
+    noise = (pre_tanh - mean) * torch.exp(-log_std)
+    log_det = 2 * (LOG_2 - pre_tanh - functional.softplus(-2 * pre_tanh))
+    return gaussian_log_prob(noise, log_std) - log_det.sum(-1)
+
+
 def gumbel_sample(logits: Tensor, log_exponential: Tensor) -> Tensor:
     """Sample from the categorical distribution of `logits`; int64 `[...]`.
 

@@ -20,7 +20,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.precision import set_precision
 from rl_training.runtime.compiling import Request, load_library, write_library
-from rl_training.runtime.replay import make_replay
+from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.sources import (
     count_of_phase,
     counted,
@@ -41,6 +41,9 @@ def build(request: Request) -> tuple[AnyLearner, EnvSpec, TrainConfig, dict[str,
     if spec.loop is Loop.ON_POLICY:
         assert isinstance(learner, OnPolicyLearner)
         return learner, env, config, rollout_sources(learner)
+    if spec.loop is Loop.OFFLINE:
+        buffer, _ = load_buffer(learner, env, config.all_seeds)
+        return learner, env, config, replay_sources(learner, buffer, list(spec.metrics))
     assert isinstance(learner.config, ReplayConfig)
     replay = make_replay(learner.config, env, config.num_envs, config.all_seeds, learner.device)
     replay.set_inserted(replay.capacity)  # rows of zeros, to trace with
@@ -73,7 +76,7 @@ def _move_schedules(learner: AnyLearner, source: Source) -> None:
     for owner in source.owners.values():
         if isinstance(owner, ReplayBuffer):
             owner.set_progress(0.37)
-            owner.set_inserted(owner.capacity // 2)
+            owner.set_inserted(max(owner.capacity // 2, 1))
 
 
 if __name__ == "__main__":

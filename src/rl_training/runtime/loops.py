@@ -22,9 +22,12 @@ from rl_training.data.batch import RolloutBatch
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.runtime.accelerate import ReplayRunner, RolloutRunner
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.replay import make_replay
+from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
+
+BLOCK = 32
+"""Gradient steps of one pass of the offline loop."""
 
 
 def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -> TrainResult:
@@ -110,7 +113,29 @@ def gather_rollout(collector: Collector, learner: OnPolicyLearner, num_steps: in
     )
 
 
-LOOPS: dict[Loop, Callable[[Session, AnyLearner, SeedVectorEnv], TrainResult]] = {
+def run_offline(session: Session, learner: AnyLearner) -> TrainResult:
+    """Learn from a fixed dataset; steps are gradient steps."""
+    buffer, notes = load_buffer(learner, session.env_spec, session.seeds)
+    session.register(learner, replay=buffer)
+    session.begin(lambda: learner.see_data(buffer))
+    for note in notes:
+        session.say(note)
+    runner = ReplayRunner(
+        session.accelerator, learner, buffer, session.recorder, session.clock.planned.value
+    )
+    while session.running():
+        # Schedules move at fixed steps, so that they do not depend on where a run was cut.
+        block_start = session.step - session.step % BLOCK
+        learner.set_progress(session.progress_at(block_start))
+        steps = min(block_start + BLOCK, session.next_stop()) - session.step
+        session.advance(steps)
+        runner.update(steps)
+        session.tick()
+    return session.finish()
+
+
+OnlineLoop = Callable[[Session, AnyLearner, SeedVectorEnv], TrainResult]
+ONLINE: dict[Loop, OnlineLoop] = {
     Loop.OFF_POLICY: run_off_policy,
     Loop.ON_POLICY: run_on_policy,
 }

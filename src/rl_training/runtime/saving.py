@@ -136,7 +136,7 @@ def set_newer_aside(folder: Path, step: int) -> list[str]:
 
 
 def _has_segments(part: object) -> bool:
-    return hasattr(part, "segment_range")
+    return getattr(part, "segment_range", None) is not None
 
 
 def _require_finite(tree: Any, path: str, step: int) -> None:

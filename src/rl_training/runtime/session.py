@@ -163,7 +163,16 @@ class Session:
     @property
     def progress(self) -> float:
         """Share of the planned run that is done; an extended run stays at 1."""
-        return min(1.0, self.clock.step.value / self.clock.planned.value)
+        return self.progress_at(self.clock.step.value)
+
+    def progress_at(self, step: int) -> float:
+        """Share of the planned run that is done at `step`."""
+        return min(1.0, step / self.clock.planned.value)
+
+    def next_stop(self) -> int:
+        """Return the step up to which nothing periodic is due."""
+        due = [self.total, self._next_periodic()]
+        return min(due if self._stop_at is None else [*due, max(self._stop_at, self.step + 1)])
 
     def running(self) -> bool:
         """Tell whether the loop should take another step."""
@@ -215,6 +224,9 @@ class Session:
         """Return the first step at which anything periodic is due; until then `tick` may pass."""
         if self._stop_at is not None or self.config.checkpoint_minutes is not None:
             return 0
+        return self._next_periodic()
+
+    def _next_periodic(self) -> int:
         config = self.config
         intervals = (
             config.log_interval,

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner, StepOutput
+from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.data.batch import RolloutBatch
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -26,9 +28,14 @@ FREQUENT = 16
 """Kinds of updates rarer than one in this many stay eager: compiling them would not pay."""
 
 
+LATE = 10**9
+"""A number of updates by which every warm-up is over."""
+
+
 def replay_step(learner: AnyLearner, replay: ReplayBuffer) -> StepOutput:
     """Draw a batch, learn from it, and send new priorities back."""
-    batch = replay.sample(cast(ReplayConfig, learner.config).batch_size)
+    settings = cast(ReplayConfig | OfflineConfig, learner.config)
+    batch = replay.sample(settings.batch_size)
     output = learner.step(batch)
     if batch.index is not None and output.priority is not None:
         replay.update_priorities(batch.index, output.priority)
@@ -47,7 +54,10 @@ def replay_sources(
 ) -> dict[str, Source]:
     """Return acting, and one update per frequent phase, of the off-policy loop."""
     owners = {"learner": learner, "replay": replay}
-    sources = [Source("act", partial(learner.act, explore=True), {"learner": learner})]
+    sources = []
+    if isinstance(learner.config, ReplayConfig):
+        acting = partial(learner.act, explore=True)
+        sources.append(Source("act", acting, {"learner": learner}))
     sources += [
         Source(update_name(phase), partial(packed_step, learner, replay, metrics), owners)
         for phase in frequent_phases(learner)
@@ -74,7 +84,7 @@ def frequent_phases(learner: AnyLearner) -> list[int]:
     """Return the phases that are worth a program."""
     with counted(learner, 0):
         phases = []
-        for count in range(4 * FREQUENT):
+        for count in range(LATE, LATE + 4 * FREQUENT):  # past any warm-up
             learner.num_updates.value = count
             phases.append(learner.phase())
     return [phase for phase in sorted(set(phases)) if phases.count(phase) >= 4]
@@ -96,7 +106,7 @@ def count_of_phase(learner: AnyLearner, name: str) -> int:
     if not name.startswith("update-"):
         return 0
     wanted = int(name.removeprefix("update-"))
-    for count in range(10_000):
+    for count in chain(range(LATE, LATE + 10_000), range(10_000)):
         with counted(learner, count):
             if learner.phase() == wanted:
                 return count

@@ -19,7 +19,7 @@ from rl_training.experiment.runs import create_run_folder
 from rl_training.models.precision import set_precision
 from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.loops import LOOPS
+from rl_training.runtime.loops import ONLINE, run_offline
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
 from rl_training.runtime.signals import watch_signals
@@ -83,34 +83,39 @@ def _run(
     device = choose_device(config.device)
     with ExitStack() as stack:
         # The task is tried before a folder is made, so that a mistake leaves nothing behind.
-        spec.check_env(probe_env(config.env_id, config.env_kwargs))
-        envs = SeedVectorEnv.make(
-            config.env_id,
-            config.env_kwargs,
-            config.num_envs,
-            config.all_seeds,
-            config.vector_mode,
-        )
-        stack.callback(envs.close)
-        learner = spec.build(envs.spec, config.algo_config, config.all_seeds, device, config.varied)
+        task = probe_env(config.env_id, config.env_kwargs)
+        spec.check_env(task)
+        envs = None
+        if spec.loop in ONLINE:
+            envs = SeedVectorEnv.make(
+                config.env_id,
+                config.env_kwargs,
+                config.num_envs,
+                config.all_seeds,
+                config.vector_mode,
+            )
+            stack.callback(envs.close)
+        learner = spec.build(task, config.algo_config, config.all_seeds, device, config.varied)
         set_precision(learner, config.precision)
         threads = loaded[0].header["threads"] if loaded else choose_threads(config.threads, learner)
         torch.set_num_threads(threads)
         session = Session(
             config,
             spec,
-            envs.spec,
+            task,
             open_folder,
             callbacks=callbacks,
             signals=stack.enter_context(watch_signals()),
-            resume_level=lambda: envs.resume_level,
+            resume_level=lambda: "exact" if envs is None else envs.resume_level,
             restore_from=loaded,
             stop_at=stop_at,
         )
         stack.callback(session.close)
-        session.accelerator = Accelerator(config, envs.spec, learner, session.say)
+        session.accelerator = Accelerator(config, task, learner, session.say)
         stack.callback(session.accelerator.close)
-        return LOOPS[spec.loop](session, learner, envs)
+        if envs is None:
+            return run_offline(session, learner)
+        return ONLINE[spec.loop](session, learner, envs)
 
 
 def choose_device(name: str) -> torch.device:

@@ -1,0 +1,208 @@
+"""Conservative Q-Learning (Kumar et al., 2020, arXiv:2006.04779), variant CQL(H).
+
+SAC on a dataset, whose critics are pushed down where the policy would go and up at the data: the
+penalty is log sum_a exp Q(s, a) - Q(s, a_data) (Eq. 4), estimated by importance sampling with
+actions drawn uniformly, from pi(.|s) and from pi(.|s'), `num_cql_samples` each (App. F).
+
+Deviations: the policy runs once per state for all of its samples; the multiplier of the Lagrange
+    form is learned through its logarithm and bounded by 1e6, as in the authors' code, which also
+    has the deterministic backup as its default and the actor's own, smaller rate.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.actor_critic import Loss
+from rl_training.algorithms.base import StepOutput
+from rl_training.algorithms.losses import td_target
+from rl_training.algorithms.offline_config import OfflineConfig
+from rl_training.algorithms.sac import SAC, SACSettings, sac_networks
+from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.algorithms.standardized import Standardized
+from rl_training.data.batch import TransitionBatch
+from rl_training.models.heads import tanh_gaussian_log_prob, tanh_gaussian_sample
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.validation import NonNegativeInt, PositiveFloat, PositiveInt
+
+CLONING, IMPROVING = 0, 1
+MAX_MULTIPLIER = 1e6
+
+
+class CQLConfig(SACSettings, OfflineConfig):
+    """Settings of CQL."""
+
+    varying: ClassVar[frozenset[str]] = frozenset({"cql_alpha"})
+
+    actor_learning_rate: PositiveFloat | None = 1e-4
+    """Adam step size of the actor; null uses `learning_rate`."""
+    cql_alpha: PositiveFloat = 5.0
+    """Weight of the conservative penalty; of the Lagrange form, the start of its multiplier."""
+    num_cql_samples: PositiveInt = 10
+    """Actions per state drawn uniformly, from pi(.|s) and from pi(.|s'): three times this many."""
+    cql_temperature: PositiveFloat = 1.0
+    """Temperature of the log-sum-exp."""
+    cql_target_gap: PositiveFloat | None = None
+    """Gap that a learned multiplier holds the penalty at (Eq. 30); null keeps `cql_alpha` fixed."""
+    backup: Literal["deterministic", "entropy", "max"] = "deterministic"
+    """Target: min Q, min Q with the entropy term of SAC, or the largest of several actions."""
+    bc_warmup_updates: NonNegativeInt = 0
+    """First updates in which the actor clones the data instead of following the critics."""
+
+
+class CQL(Standardized, SAC):
+    """SAC with conservative critics."""
+
+    config_class = CQLConfig
+    config: CQLConfig
+    model: MLPSACModel
+
+    def setup(self) -> None:
+        """Add observation statistics and the multiplier."""
+        super().setup()
+        self.setup_statistics()
+        if self.config.cql_target_gap is not None:
+            start = torch.ones(self.num_seeds, device=self.device) * self.setting("cql_alpha")
+            self.log_multiplier = nn.Parameter(start.log())
+            self.multiplier_optimizer = self.adam([self.log_multiplier])
+
+    def phase(self) -> int:
+        """Tell whether the actor clones the data or follows the critics."""
+        cloning = self.num_updates.value < self.config.bc_warmup_updates
+        return CLONING if cloning else IMPROVING
+
+    def step(self, batch: TransitionBatch) -> StepOutput:
+        """Do one update on standardised observations."""
+        return super().step(self.normalized(batch))
+
+    def td_target(self, batch: TransitionBatch) -> Loss:
+        """Regression target by the chosen backup, with the entropy term it holds."""
+        if self.config.backup == "entropy":
+            return super().td_target(batch)
+        if self.config.backup == "max":
+            q = self.best_of_several(batch.next_obs)
+        else:
+            action, _ = self.sample_action(batch.next_obs)
+            q = self.model.q_values(batch.next_obs, action, self.target_critic).amin(1)
+        target = td_target(batch.reward, batch.discount, q)
+        return target, {"target_q_mean": target, "entropy_term": torch.zeros_like(target)}
+
+    def best_of_several(self, obs: Tensor) -> Tensor:
+        """Return max_a min_i Q_i(s, a) over `num_cql_samples` policy actions, `[S, B]`."""
+        actions, _ = self.several_actions(obs)
+        q = self.q_of_several(obs, actions, self.target_critic)  # [S, N, B, n]
+        return q.amin(1).amax(-1)
+
+    def critic_loss(
+        self, batch: TransitionBatch, target: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """TD error plus the weighted penalty, summed over critics."""
+        td_loss, _, td_error = super().critic_loss(batch, target)
+        gap = self.penalty(batch)  # [S, N]
+        threshold = self.config.cql_target_gap
+        if threshold is None:
+            loss = td_loss + self.setting("cql_alpha") * gap.sum(1)
+        else:
+            multiplier = self.log_multiplier.exp().clamp(max=MAX_MULTIPLIER)
+            excess = gap - threshold
+            loss = td_loss + multiplier.detach() * excess.sum(1)
+            self.multiplier_optimizer.minimize(-multiplier * excess.detach().mean(1))
+        return loss, {"cql_penalty": gap.detach().mean(1), "td_loss": td_loss.detach()}, td_error
+
+    def penalty(self, batch: TransitionBatch) -> Tensor:
+        """Estimate log sum_a exp Q(s, a) - Q(s, a_data) for every critic, `[S, N]`.
+
+        As in the authors' code the terms are summed, not averaged, which adds the logarithm of
+        their number; thresholds of the Lagrange form are stated for that.
+        """
+        with torch.no_grad():
+            actions, log_density = self.proposals(batch)  # [S, B, 3n, A], [S, B, 3n]
+        temperature = self.config.cql_temperature
+        q = self.q_of_several(batch.obs, actions)  # [S, N, B, 3n]
+        weighted = (q - log_density.unsqueeze(1)) / temperature
+        pushed_down = temperature * torch.logsumexp(weighted, -1)
+        data = self.model.q_values(batch.obs, batch.action)
+        return (pushed_down - data).mean(-1)
+
+    def proposals(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
+        """Draw actions for every state and return them with the log density each was drawn by."""
+        here, log_here = self.several_actions(batch.obs)
+        after, log_after = self.several_actions(batch.next_obs)
+        samples, size = self.config.num_cql_samples, self.model.action_dim
+        uniform = self.rng.uniform(batch.obs.shape[1], samples, size) * 2 - 1
+        log_uniform = torch.full_like(log_here, -size * math.log(2.0))
+        actions = torch.cat((uniform, here, after), 2)
+        return actions, torch.cat((log_uniform, log_here, log_after), 2)
+
+    def several_actions(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw actions `[S, B, n, A]` from the policy at `obs`, with log densities `[S, B, n]`."""
+        mean, log_std = self.model.policy(obs)
+        samples = self.config.num_cql_samples
+        noise = self.rng.normal(obs.shape[1], samples, self.model.action_dim)
+        return tanh_gaussian_sample(mean.unsqueeze(2), log_std.unsqueeze(2), noise)
+
+    def q_of_several(self, obs: Tensor, actions: Tensor, critic: nn.Module | None = None) -> Tensor:
+        """Return Q of several actions per state, `[S, N, B, n]`."""
+        samples = actions.shape[2]
+        states = obs.unsqueeze(2).expand(-1, -1, samples, -1).flatten(1, 2)
+        q = self.model.q_values(states, actions.flatten(1, 2), critic)
+        return q.view(*q.shape[:-1], -1, samples)
+
+    def actor_loss(self, batch: TransitionBatch) -> Loss:
+        """SAC's loss; while cloning, alpha log pi(a|s) - log pi(a_data|s)."""
+        if self.phase() == IMPROVING:
+            return super().actor_loss(batch)
+        mean, log_std = self.model.policy(batch.obs)
+        noise = self.rng.normal(batch.obs.shape[1], self.model.action_dim)
+        _, log_prob = tanh_gaussian_sample(mean, log_std, noise)
+        cloning = tanh_gaussian_log_prob(mean, log_std, batch.action)
+        alpha = self.log_alpha.detach().exp().unsqueeze(1)
+        metrics = {"q_mean": torch.zeros_like(log_prob), "entropy": -log_prob.detach().mean(1)}
+        return (alpha * log_prob - cloning).mean(1), metrics
+
+    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+        """Sample from the policy when exploring, else take the mode."""
+        return super().act(self.normalize(obs), explore=explore)
+
+
+def cql_loss(learner: CQL, batch: TransitionBatch) -> dict[str, Tensor]:
+    """Compute CQL's losses and metrics at the current parameters without changing them."""
+    batch = learner.normalized(batch)
+    with torch.no_grad():
+        target, metrics = learner.td_target(batch)
+    td_loss, _, _ = SAC.critic_loss(learner, batch, target)
+    gap = learner.penalty(batch)
+    actor_loss, actor_metrics = learner.actor_loss(batch)
+    losses = {
+        "critic_loss": td_loss + learner.setting("cql_alpha") * gap.sum(1),
+        "actor_loss": actor_loss,
+        "cql_penalty": gap.mean(1),
+    }
+    return losses | metrics | actor_metrics
+
+
+SPEC = AlgorithmSpec(
+    name="cql",
+    title="Conservative Q-Learning",
+    paper="arXiv:2006.04779",
+    summary="offline; SAC with critics that are pessimistic off the data; continuous actions",
+    learner=CQL,
+    networks=sac_networks,
+    loop=Loop.OFFLINE,
+    action_kinds=("continuous",),
+    metrics={
+        "critic_loss": "TD error plus weighted penalty, summed over critics",
+        "actor_loss": "alpha log pi - min Q, or the cloning loss",
+        "target_q_mean": "mean regression target",
+        "entropy_term": "mean of -alpha log pi(a'|s') in the target",
+        "cql_penalty": "log-sum-exp of Q minus Q of the data, mean over critics",
+        "td_loss": "squared TD error, summed over critics",
+        "q_mean": "mean of min Q at the policy's actions",
+        "alpha": "temperature",
+        "entropy": "policy entropy, estimated on the batch",
+    },
+)

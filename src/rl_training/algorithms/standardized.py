@@ -1,0 +1,53 @@
+"""Observations standardised by the statistics of a dataset, for learners that ask for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rl_training.data.batch import TransitionBatch
+from rl_training.data.normalizer import RunningNorm
+from rl_training.data.replay_buffer import ReplayBuffer
+
+
+class _Config(Protocol):
+    @property
+    def normalize_observations(self) -> bool: ...
+
+
+class _Model(Protocol):
+    obs_dim: int
+
+
+class Standardized:
+    """Part of a learner: statistics are taken once and are part of its state."""
+
+    config: _Config
+    model: _Model
+    num_seeds: int
+    device: torch.device
+
+    def setup_statistics(self) -> None:
+        """Create the statistics: mean 0 and variance 1 until data is seen."""
+        self.obs_norm = RunningNorm(self.num_seeds, (self.model.obs_dim,), self.device)
+
+    def see_data(self, buffer: ReplayBuffer) -> None:
+        """Take mean and variance of the observations."""
+        if self.config.normalize_observations:
+            rows = buffer.rows["obs"][:, : len(buffer)]
+            self.obs_norm.update(rows.expand(self.num_seeds, -1, -1))
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Standardise observations `[S, B, ...]` when asked to."""
+        return self.obs_norm(obs) if self.config.normalize_observations else obs
+
+    def normalized(self, batch: TransitionBatch) -> TransitionBatch:
+        """Standardise the observations of a batch when asked to."""
+        if not self.config.normalize_observations:
+            return batch
+        return replace(
+            batch, obs=self.normalize(batch.obs), next_obs=self.normalize(batch.next_obs)
+        )

@@ -1,0 +1,163 @@
+"""TD3+BC (Fujimoto & Gu, 2021, arXiv:2106.06860).
+
+TD3 with one more term: the policy maximises lambda Q(s, pi(s)) - (pi(s) - a)^2, where lambda
+divides by the mean size of Q, so that the weight of the two terms does not depend on the rewards.
+
+Deviations: observations are standardised by the square root of variance + 1e-8 and clipped to
+    +-10, where the authors divide by std + 1e-3; metrics of the actor are those of its last step.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss
+from rl_training.algorithms.base import StepOutput, frozen_copy, polyak_update
+from rl_training.algorithms.losses import td_target
+from rl_training.algorithms.offline_config import OfflineConfig
+from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.algorithms.standardized import Standardized
+from rl_training.data.batch import TransitionBatch
+from rl_training.envs.spec import EnvSpec
+from rl_training.models.mlp_td3 import MLPTD3Model
+from rl_training.rng import Rng
+from rl_training.validation import NonNegativeFloat, PositiveFloat, PositiveInt
+
+CRITICS_ONLY, WITH_ACTOR = 0, 1
+
+
+class TD3BCConfig(ActorCriticConfig, OfflineConfig):
+    """Settings of TD3+BC."""
+
+    varying: ClassVar[frozenset[str]] = frozenset({"bc_alpha"})
+
+    normalize_observations: bool = True
+    """Give the nets observations with the dataset's mean taken off, over its deviation."""
+    bc_alpha: PositiveFloat = 2.5
+    """Weight of Q against cloning; towards 0 the policy clones the data."""
+    policy_noise: NonNegativeFloat = 0.2
+    """Deviation of the noise on the target policy's actions."""
+    noise_clip: NonNegativeFloat = 0.5
+    """Largest size of that noise."""
+    policy_delay: PositiveInt = 2
+    """Critic updates per update of the policy and the targets."""
+
+
+class TD3BC(Standardized, ActorCritic):
+    """Twin critics, a deterministic policy, and cloning."""
+
+    config_class = TD3BCConfig
+    config: TD3BCConfig
+    model: MLPTD3Model
+
+    def setup(self) -> None:
+        """Add the target policy and the metrics of the last actor step."""
+        super().setup()
+        self.setup_statistics()
+        self.target_actor = frozen_copy(self.model.actor)
+        self.target_actor_parameters = list(self.target_actor.parameters())
+        self.last_actor_loss = torch.zeros(self.num_seeds, device=self.device)
+        self.last_bc_loss = torch.zeros_like(self.last_actor_loss)
+        self.last_weight = torch.zeros_like(self.last_actor_loss)
+
+    def phase(self) -> int:
+        """Tell whether the next update moves the policy and the targets."""
+        due = (self.num_updates.value + 1) % self.config.policy_delay == 0
+        return WITH_ACTOR if due else CRITICS_ONLY
+
+    def step(self, batch: TransitionBatch) -> StepOutput:
+        """Update the critics and, every `policy_delay` updates, policy and targets."""
+        batch = self.normalized(batch)
+        with torch.no_grad():
+            target, target_metrics = self.td_target(batch)
+        critic_loss, _, td_error = self.critic_loss(batch, target)
+        self.critic_optimizer.minimize(critic_loss)
+        if self.phase() == WITH_ACTOR:
+            self.update_actor(batch)
+        metrics = {
+            "critic_loss": critic_loss,
+            "actor_loss": self.last_actor_loss.clone(),
+            "bc_loss": self.last_bc_loss.clone(),
+            "q_weight": self.last_weight.clone(),
+        }
+        return StepOutput(metrics | target_metrics, priority=td_error)
+
+    def td_target(self, batch: TransitionBatch) -> Loss:
+        """Clipped double Q at the smoothed target policy: r + discount min_i Q_i(s', a')."""
+        shape = (batch.next_obs.shape[1], self.model.action_dim)
+        noise = self.rng.normal(*shape) * self.config.policy_noise
+        noise = noise.clamp(-self.config.noise_clip, self.config.noise_clip)
+        action = (self.model.policy(batch.next_obs, self.target_actor) + noise).clamp(-1, 1)
+        q = self.model.q_values(batch.next_obs, action, self.target_critic).amin(1)
+        target = td_target(batch.reward, batch.discount, q)
+        return target, {"target_q_mean": target}
+
+    def update_actor(self, batch: TransitionBatch) -> None:
+        """Move the policy, then both targets."""
+        loss, metrics = self.actor_loss(batch)
+        self.actor_optimizer.minimize(loss)
+        with torch.no_grad():
+            self.last_actor_loss.copy_(loss)
+            self.last_bc_loss.copy_(metrics["bc_loss"])
+            self.last_weight.copy_(metrics["q_weight"])
+        tau = self.setting("tau")
+        polyak_update(self.target_parameters, self.critic_optimizer.parameters, tau)
+        polyak_update(self.target_actor_parameters, self.actor_optimizer.parameters, tau)
+
+    def actor_loss(self, batch: TransitionBatch) -> Loss:
+        """E[-lambda Q_1(s, pi(s)) + (pi(s) - a)^2] with lambda = alpha / E|Q_1| (Eq. 5 and 6)."""
+        action = self.model.policy(batch.obs)
+        q = self.model.q_values(batch.obs, action)[:, 0]  # [S, B]
+        weight = self.setting("bc_alpha") / q.detach().abs().mean(1)  # [S]
+        cloning = (action - batch.action).square().mean((1, 2))
+        loss = cloning - weight * q.mean(1)
+        return loss, {"bc_loss": cloning.detach(), "q_weight": weight}
+
+    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:  # noqa: ARG002
+        """Return the policy's action; it is deterministic."""
+        return self.model.policy(self.normalize(obs))
+
+
+def td3_bc_loss(learner: TD3BC, batch: TransitionBatch) -> dict[str, Tensor]:
+    """Compute the losses and metrics at the current parameters without changing them."""
+    batch = learner.normalized(batch)
+    with torch.no_grad():
+        target, metrics = learner.td_target(batch)
+    actor_loss, actor_metrics = learner.actor_loss(batch)
+    losses = {"critic_loss": learner.critic_loss(batch, target)[0], "actor_loss": actor_loss}
+    return losses | metrics | actor_metrics
+
+
+def td3_bc_networks(env: EnvSpec, config: TD3BCConfig, rng: Rng) -> dict[str, nn.Module]:
+    """Build the networks for a task."""
+    model = MLPTD3Model(
+        env.obs_dim,
+        env.action_dim,
+        config.hidden_sizes,
+        num_critics=config.num_critics,
+        use_layer_norm=config.use_layer_norm,
+        rng=rng,
+    )
+    return {"model": model}
+
+
+SPEC = AlgorithmSpec(
+    name="td3_bc",
+    title="TD3 with Behaviour Cloning",
+    paper="arXiv:2106.06860",
+    summary="offline; deterministic actor-critic held to the data by cloning; continuous actions",
+    learner=TD3BC,
+    networks=td3_bc_networks,
+    loop=Loop.OFFLINE,
+    action_kinds=("continuous",),
+    metrics={
+        "critic_loss": "squared TD error, summed over critics",
+        "actor_loss": "cloning error - lambda Q",
+        "bc_loss": "squared distance of the policy's actions to the data's",
+        "q_weight": "lambda: weight of Q in the actor's loss",
+        "target_q_mean": "mean regression target",
+    },
+)

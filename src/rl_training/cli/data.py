@@ -1,0 +1,338 @@
+"""`rl-training data`: look at datasets, check them, gather and convert them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from rl_training.data.offline_dataset import OfflineDataset
+    from rl_training.envs.spec import EnvSpec
+    from rl_training.runtime.collecting import CollectPlan
+    from rl_training.runtime.workflows import LoadedAgent
+
+app = typer.Typer(
+    name="data",
+    help="Look at offline datasets, check them, gather and convert them.",
+    no_args_is_help=True,
+)
+out = Console(soft_wrap=True, emoji=False)
+err = Console(stderr=True, emoji=False)
+
+SourceArgument = Annotated[
+    str | None,
+    typer.Argument(help="File (.npz, .hdf5), folder of .npy files, or Minari id."),
+]
+KindOption = Annotated[
+    str | None,
+    typer.Option(
+        help="npz, npy, hdf5, minari (downloads if need be) or random; told from the name if left "
+        "out."
+    ),
+]
+EnvOption = Annotated[
+    str | None,
+    typer.Option("--env", help="The task: its shapes, action box and time limit are checked too."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SizeOption = Annotated[int, typer.Option(help="Transitions that kind random makes.", min=1)]
+SeedOption = Annotated[int, typer.Option(help="Seed of everything random.", min=0)]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+
+
+@app.command()
+def inspect(
+    source: SourceArgument = None,
+    kind: KindOption = None,
+    env: EnvOption = None,
+    size: SizeOption = 10_000,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show statistics, returns per episode as a histogram, and what was assumed."""
+    from rl_training.cli.data_views import print_summary
+    from rl_training.data.dataset_summary import summarize
+
+    dataset = _load(source, kind, _spec(env), size=size, seed=seed)
+    summary = summarize(dataset)
+    if as_json:
+        record = summary.as_record() | {"episode_returns": dataset.episode_returns().tolist()}
+        out.print_json(json.dumps(_plain(record)))
+        return
+    print_summary(out, summary, dataset.episode_returns())
+
+
+@app.command()
+def check(
+    source: SourceArgument = None,
+    kind: KindOption = None,
+    env: EnvOption = None,
+    size: SizeOption = 10_000,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Look for faults and say what to do; exit code 1 if there are any."""
+    from rl_training.cli.data_views import print_findings
+    from rl_training.data.dataset_check import as_record, check_dataset
+
+    spec = _spec(env)
+    dataset = _load(source, kind, spec, size=size, seed=seed)
+    findings = check_dataset(dataset, spec)
+    faults = [finding for finding in findings if finding.level != "note"]
+    if as_json:
+        record = {
+            "name": dataset.name,
+            "rows": len(dataset),
+            "episodes": dataset.num_episodes,
+            "clean": not faults,
+            "findings": [as_record(finding) for finding in findings],
+            "notes": dataset.notes,
+        }
+        out.print_json(json.dumps(record))
+    else:
+        _print_notes(dataset)
+        print_findings(out, findings)
+        verdict = f"{len(faults)} faults" if len(faults) != 1 else "1 fault"
+        verdict = verdict if faults else "no faults"
+        size_text = f"{len(dataset):,} transitions in {dataset.num_episodes:,} episodes"
+        out.print(f"{verdict} in {size_text}", style="bold", highlight=False)
+        if spec is None:
+            hint = dataset.env_id or "ID"
+            err.print(f"note: --env {hint} checks the action box and the time limit too")
+    if faults:
+        raise typer.Exit(1)
+
+
+@app.command()
+def collect(
+    target: Annotated[
+        str, typer.Argument(help="File (.npz, .hdf5), folder with --to npy, or a new Minari id.")
+    ],
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Whose policy acts; without it, actions are random.")
+    ] = None,
+    env: Annotated[
+        str | None, typer.Option("--env", help="The task; a checkpoint brings its own.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Transitions to gather.")] = None,
+    episodes: Annotated[int | None, typer.Option(help="Whole episodes to gather.")] = None,
+    seed: SeedOption = 0,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The policy's best action, without sampling.")
+    ] = False,
+    epsilon: Annotated[
+        float, typer.Option(help="Share of random actions in place of the policy's.")
+    ] = 0.0,
+    max_episode_steps: Annotated[
+        int | None, typer.Option(help="Truncate episodes after so many steps.")
+    ] = None,
+    to: Annotated[str | None, typer.Option(help="npz, npy, hdf5 or minari.")] = None,
+    force: ForceOption = False,
+) -> None:
+    """Gather a dataset from a checkpoint or a random policy."""
+    from rl_training.errors import DataError
+    from rl_training.runtime.collecting import CollectPlan
+
+    format_ = _target_kind(target, to, force)
+    agent = _agent(checkpoint)
+    if agent is None and env is None:
+        raise DataError("collect needs --checkpoint, or --env for a random policy")
+    kwargs: dict[str, Any] = {}
+    if agent is not None and env in (None, agent.config.env_id):
+        kwargs = dict(agent.config.env_kwargs)
+    if max_episode_steps is not None:
+        kwargs["max_episode_steps"] = max_episode_steps
+    plan = CollectPlan(
+        env_id=env or (agent.config.env_id if agent else ""),
+        env_kwargs=kwargs,
+        steps=steps,
+        episodes=episodes,
+        seed=seed,
+        deterministic=deterministic,
+        epsilon=epsilon,
+    )
+    dataset = _collected(plan, agent)
+    _write(dataset, target, format_, force, plan, None if agent is None else agent.config.algo)
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="File, folder of .npy files, or Minari id.")],
+    target: Annotated[
+        str, typer.Argument(help="File (.npz, .hdf5), folder with --to npy, or a new Minari id.")
+    ],
+    kind: KindOption = None,
+    to: Annotated[str | None, typer.Option(help="npz, npy, hdf5 or minari.")] = None,
+    force: ForceOption = False,
+) -> None:
+    """Write a dataset in another format; a folder of .npy files can be memory-mapped."""
+    import tempfile
+
+    format_ = _target_kind(target, to, force)
+    if format_ != "npy":
+        _converted(source, kind, target, format_, force, None)
+        return
+    # Beside the target, so that a file larger than memory is unpacked to where there is room.
+    place = Path(target).absolute().parent
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".convert.", dir=place) as folder:
+        _converted(source, kind, target, format_, force, Path(folder))
+
+
+def _converted(
+    source: str, kind: str | None, target: str, to: str, force: bool, folder: Path | None
+) -> None:
+    dataset = _load(source, kind, None, allow_nan=False, unpack_into=folder)
+    _print_notes(dataset)
+    _write(dataset, target, to, force)
+
+
+def _load(
+    source: str | None,
+    kind: str | None,
+    env_spec: EnvSpec | None,
+    *,
+    size: int = 10_000,
+    seed: int = 0,
+    allow_nan: bool = True,
+    unpack_into: Path | None = None,
+) -> OfflineDataset:
+    from rl_training.data.dataset_sources import load_transition_dataset
+    from rl_training.errors import DataError
+
+    if source is None and kind != "random":
+        raise DataError("name a file, a folder or a Minari id (or --kind random with --env)")
+    chosen = kind or _kind_of_source(source or "")
+    return load_transition_dataset(
+        chosen,
+        path=source if chosen != "minari" else None,
+        dataset_id=source if chosen == "minari" else None,
+        size=size,
+        seed=seed,
+        env_spec=env_spec,
+        allow_nan=allow_nan,
+        # An id that was only guessed to be one is not asked for on the network.
+        download=kind is not None,
+        unpack_into=unpack_into,
+    )
+
+
+def _kind_of_source(source: str) -> str:
+    from rl_training.data.dataset_minari import ID_FORM
+    from rl_training.data.dataset_sources import SUFFIXES, kind_of
+
+    path = Path(source).expanduser()
+    if not path.exists() and path.suffix not in SUFFIXES and ID_FORM.fullmatch(source):
+        return "minari"
+    return kind_of(path) if path.exists() or path.suffix in SUFFIXES else "npz"
+
+
+def _target_kind(target: str, to: str | None, force: bool) -> str:
+    """Return the format to write, before any work is done."""
+    from rl_training.data.dataset_minari import ID_FORM
+    from rl_training.data.dataset_sources import KINDS, SUFFIXES
+    from rl_training.errors import DataError
+    from rl_training.validation import suggest
+
+    allowed = [kind for kind in KINDS if kind != "random"]
+    if to is not None and to not in allowed:
+        raise DataError(f"--to {to} is not a format{suggest(to, allowed)}")
+    path = Path(target)
+    found = to or SUFFIXES.get(path.suffix.lower())
+    if found is None:
+        found = "minari" if ID_FORM.fullmatch(target) else None
+    if found is None:
+        raise DataError(
+            f"the format of {target} cannot be told from its name (.npz, .hdf5 or an id such as "
+            "pendulum/medium-v0); say it with --to"
+        )
+    if found != "minari" and path.exists() and not force:
+        raise DataError(f"{target} exists already; choose another name, or replace it with --force")
+    return found
+
+
+def _write(
+    dataset: OfflineDataset,
+    target: str,
+    kind: str,
+    force: bool,
+    plan: CollectPlan | None = None,
+    algorithm: str | None = None,
+) -> None:
+    """Write a dataset and print `name=value` lines about it."""
+    from rl_training.data.dataset_minari import write_minari
+    from rl_training.data.dataset_writers import save_dataset
+
+    if kind == "minari":
+        env = None
+        if plan is not None:
+            from rl_training.envs.factory import make_env
+
+            env = make_env(plan.env_id, plan.env_kwargs)
+        write_minari(dataset, target, env=env, algorithm=algorithm)
+        if env is not None:
+            env.close()
+    else:
+        save_dataset(dataset, Path(target), kind, force=force)
+    returns = dataset.episode_returns()
+    lines = {
+        "dataset_kind": kind,
+        "dataset_id" if kind == "minari" else "dataset_path": target,
+        "transitions": len(dataset),
+        "episodes": dataset.num_episodes,
+        "return_mean": f"{returns.mean():.4f}",
+        "digest": dataset.digest(),
+    }
+    for name, value in lines.items():
+        out.print(f"{name}={value}", markup=False, highlight=False)
+
+
+def _collected(plan: CollectPlan, agent: LoadedAgent | None) -> OfflineDataset:
+    from rich.progress import Progress
+
+    from rl_training.runtime.collecting import collect_dataset
+
+    shown = Progress(console=err, transient=True) if err.is_terminal else nullcontext()
+    with shown as progress:
+        if progress is None:
+            return collect_dataset(plan, agent)
+        unit = "steps" if plan.episodes is None else "episodes"
+        task = progress.add_task(f"collecting {unit}", total=plan.steps or plan.episodes)
+        return collect_dataset(plan, agent, lambda done: progress.update(task, completed=done))
+
+
+def _agent(checkpoint: Path | None) -> LoadedAgent | None:
+    if checkpoint is None:
+        return None
+    from rl_training.runtime.workflows import load_agent
+
+    return load_agent(checkpoint, device="cpu")
+
+
+def _spec(env: str | None) -> EnvSpec | None:
+    if env is None:
+        return None
+    from rl_training.envs.probe import probe_env
+
+    return probe_env(env)
+
+
+def _print_notes(dataset: OfflineDataset) -> None:
+    for note in dataset.notes:
+        err.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _plain(value: Any) -> Any:
+    """Replace NaN and infinities, which JSON does not have, by null."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and value - value != 0:
+        return None
+    return value

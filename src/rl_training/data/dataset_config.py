@@ -1,0 +1,127 @@
+"""Settings that say which data an offline learner learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import BeforeValidator, model_validator
+
+from rl_training.data.dataset_sources import DatasetKind, load_transition_dataset
+from rl_training.data.dataset_units import TaskSpec
+from rl_training.data.offline_dataset import OfflineDataset, concatenate
+from rl_training.validation import NonNegativeInt, PositiveFloat, PositiveInt, Settings, StrictModel
+
+
+def _list_to_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class DatasetSource(StrictModel):
+    """One source of a mix."""
+
+    kind: DatasetKind
+    """Format of the data."""
+    path: str | None = None
+    """File or folder (`npz`, `npy`, `hdf5`)."""
+    id: str | None = None
+    """Id of a Minari dataset."""
+    weight: PositiveFloat = 1.0
+    """Share of the batches, relative to the other sources and whatever their sizes."""
+
+    @model_validator(mode="after")
+    def _names_its_data(self) -> DatasetSource:
+        _check_names("", self.kind, self.path, self.id)
+        return self
+
+
+Sources = Annotated[
+    tuple[DatasetSource, ...],
+    BeforeValidator(_list_to_tuple, json_schema_input_type=list[DatasetSource]),
+]
+
+
+class DatasetSettings(Settings):
+    """Which data to learn from, and what to do with it before learning."""
+
+    dataset_kind: DatasetKind = "random"
+    """Format of the data; `random` is made up and serves tests only."""
+    dataset_path: str | None = None
+    """File of `npz` and `hdf5` (layout of D4RL), or folder of `npy` files."""
+    dataset_id: str | None = None
+    """Id of a Minari dataset, which is downloaded if it is not there."""
+    dataset_size: PositiveInt = 10_000
+    """Transitions that `random` makes; files are read whole."""
+    dataset_seed: NonNegativeInt = 0
+    """Seed of `random`."""
+    dataset_mix: Sources = ()
+    """Several sources `{kind, path, id, weight}`; a batch draws a source by weight, then a row."""
+    reward_scale: float = 1.0
+    """Factor on every reward."""
+    reward_shift: float = 0.0
+    """Added to every reward after scaling."""
+    normalize_rewards: bool = False
+    """Multiply rewards by 1000 / (largest - smallest episode return) first, as IQL does."""
+    normalize_dataset_actions: bool = False
+    """Clip actions outside the action box, with a message, instead of refusing them."""
+    normalize_observations: bool = False
+    """Give the nets observations with the dataset's mean taken off, over its deviation."""
+
+    @model_validator(mode="after")
+    def _names_its_data(self) -> DatasetSettings:
+        if self.dataset_mix:
+            if self.dataset_path is not None or self.dataset_id is not None:
+                raise ValueError("give either dataset_mix, or dataset_path or dataset_id, not both")
+        else:
+            _check_names("dataset_", self.dataset_kind, self.dataset_path, self.dataset_id)
+        return self
+
+
+def _check_names(prefix: str, kind: str, path: str | None, dataset_id: str | None) -> None:
+    """Check that a source names what its kind needs and nothing else."""
+    needed = {"random": None, "minari": "id"}.get(kind, "path")
+    for name, value in (("path", path), ("id", dataset_id)):
+        if name == needed and value is None:
+            raise ValueError(f"{prefix}{name} is required with {prefix}kind {kind}")
+        if name != needed and value is not None:
+            raise ValueError(
+                f"{prefix}{name} is {value!r}, but {prefix}kind {kind} does not use it; change "
+                f"{prefix}kind or remove {prefix}{name}"
+            )
+
+
+def load_configured(settings: DatasetSettings, env_spec: TaskSpec) -> OfflineDataset:
+    """Load the data that settings name: in learner units, rewards as asked for, mixed by weight.
+
+    Observations are left as they are: `observation_statistics` serves `normalize_observations`.
+
+    Raises:
+        DataError: When the data cannot be read or does not fit the task.
+    """
+    sources: Sequence[DatasetSource] = settings.dataset_mix or (
+        DatasetSource(
+            kind=settings.dataset_kind, path=settings.dataset_path, id=settings.dataset_id
+        ),
+    )
+    loaded = []
+    for index, source in enumerate(sources):
+        dataset = load_transition_dataset(
+            source.kind,
+            path=source.path,
+            dataset_id=source.id,
+            size=settings.dataset_size,
+            # Two random sources of one mix shall differ.
+            seed=settings.dataset_seed + index,
+            env_spec=env_spec,
+        )
+        loaded.append(dataset.in_learner_units(env_spec, clip=settings.normalize_dataset_actions))
+    if settings.dataset_mix:
+        result = concatenate(loaded, [source.weight for source in sources])
+    else:
+        result = loaded[0]
+    if settings.normalize_rewards:
+        result = result.with_normalized_rewards()
+    return replace(
+        result.scaled(settings.reward_scale, settings.reward_shift), env_id=env_spec.env_id
+    )

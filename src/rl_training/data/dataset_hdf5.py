@@ -1,0 +1,95 @@
+"""HDF5 files in the layout of D4RL (arXiv:2004.07219).
+
+One dataset per column: `observations, actions, rewards, terminals, timeouts`, and in most files
+`next_observations`.  `timeouts` are truncations and never terminals.  At a timeout, D4RL's own
+reader takes the first observation of the next episode for the successor; here such rows are
+dropped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from rl_training.data.dataset_columns import RawData, find_keys
+from rl_training.data.dataset_unpack import unpack
+from rl_training.data.offline_dataset import CHUNK_ROWS, OfflineDataset
+from rl_training.errors import DataError, MissingExtraError
+
+NAMES = {"terminations": "terminals", "truncations": "timeouts"}
+"""Columns that D4RL calls otherwise."""
+
+
+def _library() -> ModuleType:
+    try:
+        import h5py
+    except ImportError:
+        raise MissingExtraError(
+            'HDF5 files need h5py; run: pip install "rl-training[offline]"'
+        ) from None
+    module: ModuleType = h5py
+    return module
+
+
+def read_hdf5(path: Path, folder: Path | None = None) -> RawData:
+    """Read the columns of an HDF5 file, or unpack them into `folder`; groups are ignored.
+
+    Raises:
+        DataError: When the file is damaged or lacks a key.
+    """
+    h5py, where = _library(), str(path)
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise DataError(f"{where}: it is not an HDF5 file, or damaged ({error})") from None
+    with file:
+        names = [name for name, item in file.items() if isinstance(item, h5py.Dataset)]
+        keys = find_keys(names, where)
+        if "truncations" not in keys and keys["terminations"] == "terminals":
+            note = ["it has no timeouts, so time limits inside it cannot be told from other steps"]
+        else:
+            note = []
+        columns = {name: _read(file, key, where, folder) for name, key in keys.items()}
+        env_id = file.attrs.get("env_id")
+    return RawData(
+        columns=columns,
+        keys=keys,
+        where=where,
+        source=f"hdf5 {where}",
+        env_id=env_id if isinstance(env_id, str) else None,
+        notes=note,
+        resets_follow_timeouts=True,
+    )
+
+
+def _read(file: Any, key: str, where: str, folder: Path | None) -> Any:
+    column = file[key]
+    if column.dtype.kind not in "fiub":
+        raise DataError(f"{where}: {key} holds {column.dtype}, not numbers")
+    try:
+        if folder is None or not column.size:
+            return np.asarray(column[()])
+        starts = range(0, len(column), CHUNK_ROWS)
+        pieces = (np.asarray(column[start : start + CHUNK_ROWS]) for start in starts)
+        return unpack(pieces, len(column), folder / f"{key}.npy")
+    except OSError as error:
+        raise DataError(f"{where}: {key} cannot be read ({error}); the file is damaged") from None
+
+
+def write_hdf5(dataset: OfflineDataset, path: Path) -> None:
+    """Write a file that D4RL's readers understand."""
+    h5py = _library()
+    with h5py.File(path, "w") as file:
+        for name, column in dataset.columns():
+            stored = file.create_dataset(
+                NAMES.get(name, name), column.shape, column.dtype, compression="gzip"
+            )
+            # Piece by piece: a memory-mapped column may be larger than memory.
+            for start in range(0, len(column), CHUNK_ROWS):
+                stored[start : start + CHUNK_ROWS] = column[start : start + CHUNK_ROWS]
+        file.attrs["source"] = dataset.source
+        if dataset.env_id is not None:
+            file.attrs["env_id"] = dataset.env_id

@@ -1,0 +1,203 @@
+"""Where datasets come from: one function over all kinds of files."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.data.dataset_columns import RawData, assemble, find_keys
+from rl_training.data.dataset_random import random_dataset
+from rl_training.data.dataset_units import TaskSpec
+from rl_training.data.dataset_unpack import npz_chunks, unpack
+from rl_training.data.offline_dataset import OfflineDataset
+from rl_training.errors import DataError
+from rl_training.validation import suggest
+
+Array = NDArray[Any]
+DatasetKind = Literal["random", "npz", "npy", "hdf5", "minari"]
+KINDS: tuple[str, ...] = get_args(DatasetKind)
+DEFAULT_SIZE = 10_000
+SUFFIXES = {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5"}
+META_FILE = "meta.json"
+
+
+def load_transition_dataset(
+    kind: str,
+    *,
+    path: str | Path | None = None,
+    dataset_id: str | None = None,
+    size: int = DEFAULT_SIZE,
+    seed: int = 0,
+    env_spec: TaskSpec | None = None,
+    memory_map: bool | None = None,
+    allow_nan: bool = False,
+    download: bool = True,
+    unpack_into: Path | None = None,
+) -> OfflineDataset:
+    """Load transitions, with actions in the task's own units.
+
+    Args:
+        kind: `random` (made up, for tests), `npz`, `npy` (a folder of memory-mapped columns),
+            `hdf5` (the layout of D4RL) or `minari`.
+        path: File or folder of `npz`, `npy` and `hdf5`.
+        dataset_id: Id of a Minari dataset, such as `mujoco/hopper/expert-v0`.
+        size: Transitions that `random` makes.
+        seed: Seed of `random`.
+        env_spec: The task: `random` has its shapes; the others are checked against it.
+        memory_map: Leave the columns on disk; None does so for `npy`, which alone can.
+        allow_nan: Take NaN and infinities instead of refusing them.
+        download: Fetch a Minari dataset that is not there.
+        unpack_into: Existing folder into which the columns of `npz` and `hdf5` are unpacked piece
+            by piece and mapped, for files larger than memory.
+
+    Raises:
+        DataError: In one sentence: which file, key and row, and what to do.
+        MissingExtraError: When a library is missing; names the extra.
+    """
+    if kind not in KINDS:
+        raise DataError(f"dataset kind {kind!r} is not known{suggest(kind, KINDS)}")
+    if memory_map and kind != "npy":
+        raise DataError(
+            f"a dataset of kind {kind} cannot be memory-mapped; make a folder of columns with "
+            "rl-training data convert SOURCE FOLDER --to npy, and load that as kind npy"
+        )
+    if kind == "random":
+        if env_spec is None:
+            raise DataError("a random dataset needs env_spec (on the command line: --env)")
+        dataset = random_dataset(env_spec, size, seed)
+    elif kind == "minari":
+        from rl_training.data.dataset_minari import load_minari
+
+        if dataset_id is None:
+            raise DataError("a minari dataset needs an id, such as mujoco/hopper/expert-v0")
+        dataset = load_minari(dataset_id, download=download, allow_nan=allow_nan)
+    else:
+        raw = _read_file(kind, _existing(kind, path), memory_map is not False, unpack_into)
+        dataset = assemble(raw, allow_nan=allow_nan)
+    return dataset
+
+
+def kind_of(path: Path) -> str:
+    """Return the kind of a file by its name, or `npy` for a folder.
+
+    Raises:
+        DataError: When the name does not tell.
+    """
+    if path.is_dir():
+        return "npy"
+    if path.suffix.lower() not in SUFFIXES:
+        raise DataError(
+            f"{path}: the kind cannot be told from the name (known are {', '.join(SUFFIXES)} and "
+            "folders of .npy files); say it with --kind"
+        )
+    return SUFFIXES[path.suffix.lower()]
+
+
+def _existing(kind: str, path: str | Path | None) -> Path:
+    if path is None:
+        raise DataError(f"a dataset of kind {kind} needs a path")
+    found = Path(path).expanduser()
+    if not found.exists():
+        raise DataError(f"{found}: there is no such file or folder")
+    if found.is_dir() != (kind == "npy"):
+        what, wanted = ("a folder", "a file") if found.is_dir() else ("a file", "a folder")
+        raise DataError(f"{found} is {what}, but kind {kind} needs {wanted}")
+    return found
+
+
+def _read_file(kind: str, path: Path, memory_map: bool, folder: Path | None) -> RawData:
+    if kind == "hdf5":
+        from rl_training.data.dataset_hdf5 import read_hdf5
+
+        return read_hdf5(path, folder)
+    return read_npz(path, folder) if kind == "npz" else read_npy(path, memory_map=memory_map)
+
+
+def read_npz(path: Path, folder: Path | None = None) -> RawData:
+    """Read the columns of an npz file, or unpack them into `folder`; no object is unpickled."""
+    where = str(path)
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{where}: it is not an npz file, which is a zip archive, or is cut short")
+    try:
+        archive = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
+        raise DataError(f"{where}: it is not an npz file, or damaged ({error})") from None
+    with archive:
+        keys = find_keys(archive.files, where)
+        columns = {
+            name: _member(archive, key, where) if folder is None else _unpacked(path, key, folder)
+            for name, key in keys.items()
+        }
+        extra = {
+            name: _member(archive, name, where)
+            for name in ("meta", "episode_ids")
+            if name in archive.files
+        }
+    raw = RawData(columns=columns, keys=keys, where=where, source=f"npz {where}")
+    raw.episode_ids = extra.get("episode_ids")
+    if "meta" in extra and extra["meta"].dtype.kind == "U":
+        _take_meta(raw, str(extra["meta"]))
+    return raw
+
+
+def _member(archive: Mapping[str, Array], key: str, where: str) -> Array:
+    try:
+        return archive[key]
+    except ValueError as error:
+        if "allow_pickle" in str(error) or "Object arrays" in str(error):
+            raise DataError(
+                f"{where}: {key} holds Python objects (dtype object), which are never unpickled; "
+                "store a plain numeric array"
+            ) from None
+        raise DataError(f"{where}: {key} cannot be read ({error})") from None
+    except (OSError, EOFError, zipfile.BadZipFile, RuntimeError, zlib.error) as error:
+        raise DataError(f"{where}: {key} cannot be read ({error}); the file is damaged") from None
+
+
+def _unpacked(path: Path, key: str, folder: Path) -> Array:
+    try:
+        pieces = npz_chunks(path, key)
+        if pieces is not None:
+            return unpack(*pieces, folder / f"{key}.npy")
+    except (OSError, EOFError, zipfile.BadZipFile, ValueError, zlib.error) as error:
+        raise DataError(f"{path}: {key} cannot be read ({error}); the file is damaged") from None
+    with np.load(path, allow_pickle=False) as archive:
+        return _member(archive, key, str(path))
+
+
+def read_npy(folder: Path, *, memory_map: bool = True) -> RawData:
+    """Open a folder of columns, `observations.npy` and so on, without reading them."""
+    where = str(folder)
+    files = {file.stem: file for file in sorted(folder.glob("*.npy"))}
+    keys = find_keys(list(files), where)
+    columns = {name: _column_file(files[key], memory_map) for name, key in keys.items()}
+    raw = RawData(columns=columns, keys=keys, where=where, source=f"npy {where}")
+    if (folder / META_FILE).is_file():
+        _take_meta(raw, (folder / META_FILE).read_text(encoding="utf-8"))
+    return raw
+
+
+def _column_file(file: Path, memory_map: bool) -> Array:
+    try:
+        column: Array = np.load(file, mmap_mode="r" if memory_map else None, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(f"{file}: it is not a plain array, or damaged ({error})") from None
+    return column
+
+
+def _take_meta(raw: RawData, text: str) -> None:
+    """Take the task's name out of a description in JSON; anything else there is not needed."""
+    try:
+        meta = json.loads(text)
+    except json.JSONDecodeError:
+        raw.notes.append("its meta text is not JSON and was ignored")
+        return
+    if isinstance(meta, dict) and isinstance(meta.get("env"), str):
+        raw.env_id = meta["env"]

@@ -1,0 +1,266 @@
+"""CQL against closed forms and limits: what peers got wrong is what is tested here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.cql import CQL, cql_loss
+from rl_training.algorithms.sac import SAC
+from rl_training.data.batch import TransitionBatch
+from rl_training.errors import ConfigError
+from rl_training.models.heads import tanh_gaussian_log_prob, tanh_gaussian_sample
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.rng import Rng
+
+OBS, ACT, B = 3, 2, 16
+
+
+def make_model(seeds: tuple[int, ...] = (0,)) -> MLPSACModel:
+    return MLPSACModel(OBS, ACT, (16,), rng=Rng(seeds, "networks"))
+
+
+def make_learner(seeds: tuple[int, ...] = (0,), **settings: Any) -> CQL:
+    return CQL(model=make_model(seeds), seeds=seeds, **settings)
+
+
+def make_batch(seeds: tuple[int, ...] = (0,), terminated: bool = False) -> TransitionBatch:
+    rng = Rng(seeds, "batch")
+    return TransitionBatch(
+        obs=rng.normal(B, OBS),
+        action=rng.uniform(B, ACT) * 1.8 - 0.9,
+        reward=rng.normal(B),
+        next_obs=rng.normal(B, OBS),
+        discount=torch.full((len(seeds), B), 0.0 if terminated else 0.99),
+    )
+
+
+class LinearQ(nn.Module):
+    """Critics with Q(s, a) = slope . a, the same for both members."""
+
+    def __init__(self, slope: Tensor) -> None:
+        super().__init__()
+        self.slope = slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = (x[..., OBS:] * self.slope).sum(-1)
+        return q.unsqueeze(1).expand(-1, 2, -1).unsqueeze(-1)
+
+
+def test_the_log_sum_exp_of_a_linear_q_is_its_integral_over_the_box() -> None:
+    slope = torch.tensor([1.5, -0.7])
+    learner = make_learner(num_cql_samples=4000)
+    learner.model.critic = LinearQ(slope)  # type: ignore[assignment]
+    batch = make_batch()
+    # The integral of exp(k a) over [-1, 1] is 2 sinh(k) / k; the terms are summed, not averaged.
+    exact = sum(math.log(2 * math.sinh(k) / k) for k in slope.tolist()) + math.log(3 * 4000)
+    data = (batch.action * slope).sum(-1).mean(-1)
+    penalty = learner.penalty(batch)
+    torch.testing.assert_close(
+        penalty, (exact - data).unsqueeze(1).expand(-1, 2), rtol=0, atol=0.02
+    )
+
+
+def test_every_state_has_three_groups_of_proposals_and_all_are_reduced() -> None:
+    learner = make_learner(num_cql_samples=10)
+    seen: list[torch.Size] = []
+    original = learner.q_of_several
+
+    def watched(obs: Tensor, actions: Tensor, critic: nn.Module | None = None) -> Tensor:
+        q = original(obs, actions, critic)
+        seen.append(q.shape)
+        return q
+
+    learner.q_of_several = watched  # type: ignore[method-assign]
+    assert learner.penalty(make_batch()).shape == (1, 2)
+    assert seen == [torch.Size([1, 2, B, 30])]
+
+
+def test_the_log_sum_exp_runs_over_the_actions_of_one_state() -> None:
+    learner = make_learner(num_cql_samples=5)
+    batch = make_batch()
+    with torch.no_grad():
+        counter = learner.rng.counter.clone()
+        actions, log_density = learner.proposals(batch)
+        learner.rng.counter.copy_(counter)
+        penalty = learner.penalty(batch)
+    by_hand = torch.zeros(2)
+    for member in range(2):
+        for state in range(B):
+            terms = []
+            for index in range(15):
+                q = learner.model.q_values(
+                    batch.obs[:, state : state + 1], actions[:, state, index : index + 1]
+                )[0, member, 0]
+                terms.append(q - log_density[0, state, index])
+            data = learner.model.q_values(batch.obs, batch.action)[0, member, state]
+            by_hand[member] += (torch.logsumexp(torch.stack(terms), 0) - data).detach() / B
+    torch.testing.assert_close(penalty[0], by_hand, rtol=1e-4, atol=1e-4)
+
+
+def test_uniform_proposals_cover_the_action_box() -> None:
+    learner = make_learner(num_cql_samples=400)
+    actions, log_density = learner.proposals(make_batch())
+    uniform = actions[:, :, :400].flatten(0, 2)
+    assert uniform.min() < -0.98
+    assert uniform.max() > 0.98
+    counts = torch.histc(uniform, 10, -1.0, 1.0) / uniform.numel()
+    assert (counts - 0.1).abs().max() < 0.01
+    exact = torch.full((1, B, 400), -ACT * math.log(2))
+    torch.testing.assert_close(log_density[..., :400], exact)
+
+
+def test_policy_proposals_carry_the_density_they_were_drawn_by() -> None:
+    learner = make_learner(num_cql_samples=3)
+    batch = make_batch()
+    actions, log_density = learner.proposals(batch)
+    for group, obs in ((slice(3, 6), batch.obs), (slice(6, 9), batch.next_obs)):
+        mean, log_std = learner.model.policy(obs)
+        expected = tanh_gaussian_log_prob(
+            mean.unsqueeze(2), log_std.unsqueeze(2), actions[:, :, group]
+        )
+        torch.testing.assert_close(log_density[:, :, group], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_density_of_a_given_action_is_that_of_the_sample() -> None:
+    rng = Rng((0,), "x")
+    mean, log_std, noise = rng.normal(9, ACT), rng.uniform(9, ACT) - 1, rng.normal(9, ACT)
+    action, log_prob = tanh_gaussian_sample(mean, log_std, noise)
+    given = tanh_gaussian_log_prob(mean, log_std, action)
+    torch.testing.assert_close(given, log_prob, rtol=1e-3, atol=1e-3)
+
+
+def test_without_the_penalty_an_update_is_that_of_sac() -> None:
+    settings: dict[str, Any] = {"learning_rate": 3e-4, "actor_learning_rate": None}
+    ours = make_learner(cql_alpha=1e-12, backup="entropy", **settings)
+    theirs = SAC(model=make_model(), **settings)
+    batch = make_batch()
+    with torch.no_grad():
+        first = ours.td_target(batch)[0]
+        torch.testing.assert_close(first, theirs.td_target(batch)[0])
+    torch.testing.assert_close(
+        ours.critic_loss(batch, first)[0], SAC.critic_loss(theirs, batch, first)[0]
+    )
+    ours.rng.load_state_dict(theirs.rng.state_dict())  # the penalty drew numbers
+    torch.testing.assert_close(ours.actor_loss(batch)[0], theirs.actor_loss(batch)[0])
+
+
+def test_the_penalty_lowers_q_off_the_data_against_q_at_the_data() -> None:
+    gaps = []
+    for weight in (1e-6, 10.0):
+        learner = make_learner(cql_alpha=weight, learning_rate=1e-2)
+        for _ in range(150):
+            learner.update(make_batch())
+        with torch.no_grad():
+            gaps.append(learner.penalty(make_batch()).mean().item())
+    assert gaps[1] < gaps[0] - 1.0
+
+
+def test_the_learned_multiplier_grows_while_the_gap_is_too_large_and_falls_below() -> None:
+    batch = make_batch()
+    large = make_learner(cql_target_gap=0.01, cql_alpha=1.0)
+    large.update(batch)
+    assert large.log_multiplier.item() > 0
+    small = make_learner(cql_target_gap=1000.0, cql_alpha=1.0)
+    small.update(batch)
+    assert small.log_multiplier.item() < 0
+
+
+def test_deterministic_backup_has_no_entropy_and_max_is_no_smaller() -> None:
+    batch = make_batch()
+    plain, soft = make_learner(), make_learner(backup="entropy")
+    best = make_learner(backup="max", num_cql_samples=50)
+    with torch.no_grad():
+        target, metrics = plain.td_target(batch)
+        soft_target, soft_metrics = soft.td_target(batch)
+        best_target, _ = best.td_target(batch)
+    assert metrics["entropy_term"].abs().max() == 0
+    torch.testing.assert_close(target + 0.99 * soft_metrics["entropy_term"], soft_target)
+    assert best_target.mean() > target.mean()
+
+
+def test_terminations_stop_the_bootstrap() -> None:
+    batch = make_batch(terminated=True)
+    for backup in ("deterministic", "entropy", "max"):
+        with torch.no_grad():
+            target, _ = make_learner(backup=backup).td_target(batch)
+        torch.testing.assert_close(target, batch.reward)
+
+
+def test_a_cloning_actor_raises_the_density_of_the_data() -> None:
+    learner = make_learner(bc_warmup_updates=1000, actor_learning_rate=1e-2, alpha=1e-3)
+    batch = make_batch()
+
+    def density() -> float:
+        with torch.no_grad():
+            mean, log_std = learner.model.policy(batch.obs)
+            return float(tanh_gaussian_log_prob(mean, log_std, batch.action).mean())
+
+    before = density()
+    for _ in range(50):
+        learner.update(batch)
+    assert density() > before + 0.3
+    assert learner.phase() == 0
+    learner.num_updates.value = 1000
+    assert learner.phase() == 1
+
+
+def test_proposals_give_no_gradient_to_the_policy() -> None:
+    learner = make_learner()
+    loss = learner.penalty(make_batch()).sum()
+    actor = list(learner.model.actor.parameters())
+    found = torch.autograd.grad(loss, actor, allow_unused=True)
+    assert all(gradient is None for gradient in found)
+
+
+def test_stacked_seeds_equal_single_learners() -> None:
+    seeds = (3, 8)
+    group = make_learner(seeds, cql_target_gap=1.0)
+    singles = [make_learner((seed,), cql_target_gap=1.0) for seed in seeds]
+    for _ in range(3):
+        group.update(make_batch(seeds))
+        for seed, single in zip(seeds, singles, strict=True):
+            single.update(make_batch((seed,)))
+    for index, single in enumerate(singles):
+        for ours, alone in zip(group.model.parameters(), single.model.parameters(), strict=True):
+            torch.testing.assert_close(ours[index], alone[0], rtol=1e-4, atol=1e-5)
+
+
+def test_the_loss_helper_names_what_the_contract_asks_for_and_changes_nothing() -> None:
+    learner = make_learner()
+    before = [p.clone() for p in learner.model.parameters()]
+    metrics = cql_loss(learner, make_batch())
+    names = {"critic_loss", "actor_loss", "target_q_mean", "entropy_term", "cql_penalty"}
+    assert names <= metrics.keys()
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("cql_alpha", 0.0, "cql_alpha must be > 0"),
+        ("num_cql_samples", 0, "num_cql_samples must be >= 1"),
+    ],
+)
+def test_bad_settings_are_named(key: str, value: Any, sentence: str) -> None:
+    settings: dict[str, Any] = {key: value}
+    with pytest.raises(ConfigError, match=sentence):
+        make_learner((0,), **settings)
+
+
+def test_standardised_observations_are_used_everywhere() -> None:
+    learner = make_learner(normalize_observations=True)
+    learner.obs_norm.mean.fill_(2.0)
+    learner.obs_norm.variance.fill_(4.0)
+    plain = make_learner()
+    batch = make_batch()
+    moved = replace(batch, obs=batch.obs * 2 + 2, next_obs=batch.next_obs * 2 + 2)
+    ours, theirs = cql_loss(learner, moved), cql_loss(plain, batch)
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(learner.act(moved.obs), plain.act(batch.obs), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,215 @@
+"""Batches of a fixed dataset: which rows, how often, for whom, and across a resume."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.contract import small_config
+from helpers.datasets import SWITCH, TOY, columns_of, rebuilt, tiny_columns, toy_data, write_columns
+from rl_training.data.dataset_buffer import DatasetBuffer
+from rl_training.data.offline_dataset import OfflineDataset, concatenate
+from rl_training.envs.spec import EnvSpec
+from rl_training.errors import CheckpointError
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.runtime.accelerate import Accelerator
+from rl_training.runtime.train import train
+from rl_training.runtime.workflows import resume_training
+
+
+def toy(size: int = 400, seed: int = 0, task: EnvSpec = TOY) -> OfflineDataset:
+    return toy_data(size, seed, task).in_learner_units(task)
+
+
+def five_rows() -> OfflineDataset:
+    """Episodes of 3 steps (truncated) and of 2 (terminated)."""
+    return rebuilt(tiny_columns(), learner_units=True)
+
+
+def rows(*numbers: int) -> torch.Tensor:
+    return torch.tensor([numbers])
+
+
+@pytest.mark.parametrize("task", [TOY, SWITCH])
+def test_rows_are_those_of_the_dataset(task: EnvSpec) -> None:
+    data = toy(task=task)
+    buffer = DatasetBuffer(data, gamma=0.9)
+    assert len(buffer) == len(data)
+    batch = buffer.gather(torch.arange(len(data)).unsqueeze(0))
+    for found, expected in (
+        (batch.obs, data.observations),
+        (batch.action, data.actions),
+        (batch.reward, data.rewards),
+        (batch.next_obs, data.next_observations),
+        (batch.discount, np.float32(0.9) * ~data.terminations),
+    ):
+        assert np.array_equal(found[0].numpy(), expected)
+    assert batch.action.dtype == (torch.int64 if task is SWITCH else torch.float32)
+
+
+def test_all_seeds_share_one_copy_of_the_rows() -> None:
+    one, many = DatasetBuffer(toy()), DatasetBuffer(toy(), seeds=range(5))
+    assert many.num_bytes == one.num_bytes
+    assert many.sample(7).obs.shape == (5, 7, 3)
+
+
+def test_every_row_is_drawn_and_none_more_often_than_chance_allows() -> None:
+    buffer = DatasetBuffer(toy(40))
+    draws = 40_000
+    index = buffer.sample(draws).index
+    assert index is not None
+    counts = torch.bincount(index[0], minlength=40)
+    deviation = math.sqrt(draws / 40 * (1 - 1 / 40))
+    assert (counts - draws / 40).abs().max() < 5 * deviation
+
+
+@pytest.mark.parametrize("weights", [(3.0, 1.0, 1.0), (1.0, 1.0, 8.0)])
+def test_a_mix_draws_its_sources_by_weight_and_every_row_of_each(
+    weights: tuple[float, ...],
+) -> None:
+    sizes = (60, 20, 10)
+    parts = [toy(size, seed) for seed, size in enumerate(sizes)]
+    buffer = DatasetBuffer(concatenate(parts, weights), seeds=(1, 2))
+    draws = 20_000
+    index = buffer.sample(draws).index
+    assert index is not None
+    for member in index:
+        counts = torch.bincount(member, minlength=90)
+        assert counts.shape == (90,)
+        assert (counts > 0).all(), "a row cannot be reached"
+        for part, weight in zip(torch.split(counts, list(sizes)), weights, strict=True):
+            share = weight / sum(weights)
+            deviation = math.sqrt(draws * share * (1 - share))
+            assert abs(part.sum().item() - draws * share) < 5 * deviation
+            each = draws * share / len(part)
+            assert (part - each).abs().max() < 5 * math.sqrt(each)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_seed_draws_the_same_batches_alone_and_in_a_group(mixed: bool) -> None:
+    data = concatenate([toy(), toy(seed=1)], (2.0, 1.0)) if mixed else toy()
+    group = DatasetBuffer(data, seeds=(3, 8))
+    for index, seed in enumerate((3, 8)):
+        alone = DatasetBuffer(data, seeds=(seed,))
+        other = DatasetBuffer(data, seeds=(3, 8))
+        for _ in range(3):
+            ours, theirs = other.sample(16), alone.sample(16)
+            assert torch.equal(ours.obs[index], theirs.obs[0])
+            assert torch.equal(ours.reward[index], theirs.reward[0])
+    drawn = group.sample(16).index
+    assert drawn is not None
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+# Several steps
+
+
+def test_n_step_sums_stop_at_the_ends_of_episodes() -> None:
+    buffer = DatasetBuffer(five_rows(), gamma=0.5, n_step=3)
+    batch = buffer.gather(rows(0, 1, 2, 3, 4))
+    # Rewards 1 2 3 | 4 5: the first episode is cut, so it bootstraps, the second terminates.
+    expected = [1 + 2 / 2 + 3 / 4, 2 + 3 / 2, 3.0, 4 + 5 / 2, 5.0]
+    assert batch.reward.tolist() == [expected]
+    assert batch.discount.tolist() == [[0.125, 0.25, 0.5, 0.0, 0.0]]
+    assert batch.next_obs[0, :3, 0].tolist() == [3.0, 3.0, 3.0]
+
+
+def test_n_step_sums_do_not_run_from_one_source_into_the_next() -> None:
+    columns = tiny_columns() | {"terminations": np.zeros(5, bool), "truncations": np.zeros(5, bool)}
+    endless = rebuilt(columns, learner_units=True)
+    buffer = DatasetBuffer(concatenate([endless, endless], (1.0, 1.0)), gamma=0.5, n_step=3)
+    batch = buffer.gather(rows(4, 9, 3))
+    assert batch.reward.tolist() == [[5.0, 5.0, 6.5]]
+    assert batch.discount.tolist() == [[0.5, 0.5, 0.25]]
+
+
+def test_n_step_sums_equal_a_slow_count() -> None:
+    data = toy(200)
+    batch = DatasetBuffer(data, gamma=0.9, n_step=4).gather(torch.arange(200).unsqueeze(0))
+    for row in range(200):
+        total, power, last = 0.0, 1.0, row
+        for last in range(row, min(row + 4, 200)):
+            total += power * float(data.rewards[last])
+            power *= 0.9
+            if data.ends[last]:
+                break
+        power = 0.0 if data.terminations[last] else power
+        assert batch.reward[0, row].item() == pytest.approx(total, rel=1e-5, abs=1e-6)
+        assert batch.discount[0, row].item() == pytest.approx(power, rel=1e-5)
+        assert np.array_equal(batch.next_obs[0, row].numpy(), data.next_observations[last])
+
+
+# Across a resume
+
+
+def test_the_state_continues_the_draws_and_holds_no_rows() -> None:
+    first, other = DatasetBuffer(toy()), DatasetBuffer(toy(), seeds=(5,))
+    first.sample(9)
+    state = first.state_dict()
+    assert state.keys() == {"rng", "digest"}
+    other.load_state_dict(state)
+    assert torch.equal(first.sample(9).obs, other.sample(9).obs)
+
+
+def test_another_dataset_is_refused() -> None:
+    state = DatasetBuffer(toy()).state_dict()
+    with pytest.raises(CheckpointError, match="is not the one this run was trained on"):
+        DatasetBuffer(toy(seed=1)).load_state_dict(state)
+    weighted = [DatasetBuffer(concatenate([toy(), toy()], (1.0, w))) for w in (1.0, 2.0)]
+    with pytest.raises(CheckpointError, match="another digest"):
+        weighted[0].load_state_dict(weighted[1].state_dict())
+
+
+def offline_run(folder: Path, **changes: Any) -> Any:
+    return small_config("td3_bc", folder, eval_episodes=1, **changes)
+
+
+def test_a_run_is_not_resumed_on_a_file_that_has_changed(tmp_path: Path) -> None:
+    task = load_checkpoint(train(offline_run(tmp_path, total_timesteps=1)).checkpoint_path)
+    spec = EnvSpec.model_validate(task.header["env_spec"])
+    file = tmp_path / "data.npz"
+
+    def write(seed: int) -> None:
+        write_columns(file, columns_of(toy_data(100, seed, spec)))
+
+    write(0)
+    settings = {"dataset_kind": "npz", "dataset_path": str(file)}
+    cut = train(offline_run(tmp_path, algo_kwargs=settings), stop_at=45)
+    write(1)
+    with pytest.raises(CheckpointError, match="bring it back, or start a new run"):
+        resume_training(cut.run_dir)
+    write(0)
+    assert resume_training(cut.run_dir).metrics["global_step"] == 160
+
+
+def test_an_offline_checkpoint_holds_neither_rows_nor_a_collector(tmp_path: Path) -> None:
+    saved = load_checkpoint(train(offline_run(tmp_path)).checkpoint_path)
+    assert "collector" not in saved.states
+    assert saved.states["replay"].keys() == {"rng", "digest"}
+    assert not saved.manifest.segments
+
+
+@pytest.mark.parametrize("cut", [None, 33, 45, 63])
+def test_a_run_changes_over_to_programs_at_one_update_wherever_it_is_cut(
+    cut: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed_at: list[int] = []
+
+    def programs(self: Accelerator, sources: object) -> dict[str, Any]:
+        changed_at.append(self.learner.num_updates.value)
+        return {}
+
+    monkeypatch.setattr(Accelerator, "first_update", lambda *_: 50)
+    monkeypatch.setattr(Accelerator, "prepare", lambda *_: None)
+    monkeypatch.setattr(Accelerator, "programs", programs)
+    config = offline_run(tmp_path, log_interval=1000, checkpoint_interval=0)
+    config = config.replace(algo_kwargs=config.algo_kwargs | {"eval_interval": 0})
+    result = train(config, stop_at=cut)
+    if cut is not None:
+        resume_training(result.run_dir)
+    assert changed_at[0] == 50
