@@ -15,6 +15,7 @@ from helpers.contract import small_config
 from helpers.tiny import run_cli, tiny_config, write_tiny
 from rl_training.algorithms.base import AnyLearner
 from rl_training.envs.probe import probe_env
+from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import accelerate
@@ -22,7 +23,7 @@ from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.comparing import compare
 from rl_training.runtime.compiling import CompileError, CompileJob, Program, Request, cache_folder
-from rl_training.runtime.tracing import Source, flatten, owned_tensors, trace, unflatten
+from rl_training.runtime.tracing import Source, Trace, flatten, owned_tensors, trace, unflatten
 from rl_training.runtime.train import train
 from rl_training.state import Scalar, Stateful
 
@@ -210,3 +211,35 @@ def test_the_cache_of_another_user_is_not_trusted(
     monkeypatch.setattr("os.getuid", lambda: -5)
     with pytest.raises(CompileError, match="another user"):
         cache_folder()
+
+
+def test_a_worker_that_dies_makes_the_run_compile_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class DeadJob(CompileJob):
+        def __init__(self, request: Request) -> None:
+            self.request, self._process, self._work = request, None, None
+
+        def wait(self) -> None:
+            raise CompileError("the compiling process failed: it died of signal 11")
+
+    def interpret(made: Trace, source: Source) -> Program:
+        owned = owned_tensors(source.owners)
+        state = tuple(owned[path].detach() for path in made.inputs)
+
+        def call(inputs: list[Tensor]) -> Any:
+            with torch.no_grad():
+                return made.graph(*inputs)
+
+        return Program(call, state, made.arguments, made.output)
+
+    monkeypatch.setattr(accelerate, "CompileJob", DeadJob)
+    monkeypatch.setattr(accelerate, "compile_here", interpret)
+    messages = Messages()
+    config = small_config("dqn", tmp_path, total_timesteps=60)
+    compiled = train(config.replace(accelerate="compile"), callbacks=[messages])
+    assert any("signal 11; compiling in this process" in text for text in messages.texts)
+    saved = load_checkpoint(compiled.checkpoint_path).states
+    assert saved["accelerator"]["decision"]["value"] == accelerate.COMPILED
+    eager = train(config.replace(accelerate="off"))
+    assert compiled.metrics == eager.metrics
