@@ -264,3 +264,11 @@ def test_standardised_observations_are_used_everywhere() -> None:
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(learner.act(moved.obs), plain.act(batch.obs), rtol=1e-4, atol=1e-5)
+
+
+def test_the_loss_helper_weighs_by_the_learned_multiplier_and_leaves_it_alone() -> None:
+    learner = make_learner(cql_target_gap=2.0, cql_alpha=3.0)
+    metrics = cql_loss(learner, make_batch())
+    excess = 2 * (metrics["cql_penalty"] - 2.0)  # summed over two critics
+    torch.testing.assert_close(metrics["critic_loss"], metrics["td_loss"] + 3.0 * excess)
+    assert learner.log_multiplier.item() == pytest.approx(math.log(3.0))

@@ -6,10 +6,11 @@ update stands in one place.  Shapes: S seeds, N critics, B batch, A action.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_training.algorithms.base import (
     StepOutput,
@@ -20,6 +21,8 @@ from rl_training.algorithms.base import (
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.losses import weighted_mean
 from rl_training.data.batch import TransitionBatch
+from rl_training.envs.spec import EnvSpec
+from rl_training.rng import Rng
 from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Sizes
 
 Loss = tuple[Tensor, dict[str, Tensor]]
@@ -76,7 +79,7 @@ class ActorCritic(TransitionLearner):
         self.critic_optimizer.minimize(critic_loss)
         actor_loss, actor_metrics = self.actor_loss(batch)
         self.actor_optimizer.minimize(actor_loss)
-        multiplier_metrics = self.update_multipliers(actor_metrics)
+        multiplier_metrics = self.update_multipliers(critic_metrics | actor_metrics)
         tau = self.setting("tau")
         polyak_update(self.target_parameters, self.critic_optimizer.parameters, tau)
         metrics = {"critic_loss": critic_loss, "actor_loss": actor_loss}
@@ -100,10 +103,27 @@ class ActorCritic(TransitionLearner):
         """Return the policy's loss `[S]` and metrics."""
         raise NotImplementedError
 
-    def update_multipliers(self, actor_metrics: dict[str, Tensor]) -> dict[str, Tensor]:  # noqa: ARG002
-        """Move temperatures and the like by what the actor's loss measured; returns metrics."""
+    def update_multipliers(self, measured: dict[str, Tensor]) -> dict[str, Tensor]:  # noqa: ARG002
+        """Move temperatures and the like by what the losses measured; returns metrics."""
         return {}
 
     def random_action(self, num_envs: int) -> Tensor:
         """Draw actions uniformly from [-1, 1]^A."""
         return self.rng.uniform(num_envs, self.model.action_dim) * 2 - 1
+
+
+def networks_of(model_class: type[nn.Module]) -> Callable[..., dict[str, nn.Module]]:
+    """Return the function that builds a learner's `model` for a task and its settings."""
+
+    def networks(env: EnvSpec, config: ActorCriticConfig, rng: Rng) -> dict[str, nn.Module]:
+        model = model_class(
+            env.obs_dim,
+            env.action_dim,
+            config.hidden_sizes,
+            num_critics=config.num_critics,
+            use_layer_norm=config.use_layer_norm,
+            rng=rng,
+        )
+        return {"model": model}
+
+    return networks

@@ -107,11 +107,19 @@ class CQL(Standardized, SAC):
         if threshold is None:
             loss = td_loss + self.setting("cql_alpha") * gap.sum(1)
         else:
-            multiplier = self.log_multiplier.exp().clamp(max=MAX_MULTIPLIER)
-            excess = gap - threshold
-            loss = td_loss + multiplier.detach() * excess.sum(1)
-            self.multiplier_optimizer.minimize(-multiplier * excess.detach().mean(1))
+            loss = td_loss + self.multiplier().detach() * (gap - threshold).sum(1)
         return loss, {"cql_penalty": gap.detach().mean(1), "td_loss": td_loss.detach()}, td_error
+
+    def multiplier(self) -> Tensor:
+        """Return the learned weight of the penalty, `[S]`."""
+        return self.log_multiplier.exp().clamp(max=MAX_MULTIPLIER)
+
+    def update_multipliers(self, measured: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Move the temperature, and the multiplier by how far the penalty is from its gap."""
+        if self.config.cql_target_gap is not None:
+            excess = measured["cql_penalty"] - self.config.cql_target_gap
+            self.multiplier_optimizer.minimize(-self.multiplier() * excess)
+        return super().update_multipliers(measured)
 
     def penalty(self, batch: TransitionBatch) -> Tensor:
         """Estimate log sum_a exp Q(s, a) - Q(s, a_data) for every critic, `[S, N]`.
@@ -174,15 +182,10 @@ def cql_loss(learner: CQL, batch: TransitionBatch) -> dict[str, Tensor]:
     batch = learner.normalized(batch)
     with torch.no_grad():
         target, metrics = learner.td_target(batch)
-    td_loss, _, _ = SAC.critic_loss(learner, batch, target)
-    gap = learner.penalty(batch)
+    critic_loss, critic_metrics, _ = learner.critic_loss(batch, target)
     actor_loss, actor_metrics = learner.actor_loss(batch)
-    losses = {
-        "critic_loss": td_loss + learner.setting("cql_alpha") * gap.sum(1),
-        "actor_loss": actor_loss,
-        "cql_penalty": gap.mean(1),
-    }
-    return losses | metrics | actor_metrics
+    losses = {"critic_loss": critic_loss, "actor_loss": actor_loss}
+    return losses | metrics | critic_metrics | actor_metrics
 
 
 SPEC = AlgorithmSpec(

@@ -15,18 +15,16 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss
+from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss, networks_of
 from rl_training.algorithms.base import StepOutput, polyak_update
 from rl_training.algorithms.losses import expectile_loss, td_target, weighted_mean
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.standardized import Standardized
 from rl_training.data.batch import TransitionBatch
-from rl_training.envs.spec import EnvSpec
 from rl_training.models.mlp_iql import MLPIQLModel
-from rl_training.rng import Rng
 from rl_training.validation import NonNegativeFloat, PositiveFloat
 
 
@@ -139,17 +137,7 @@ def iql_loss(learner: IQL, batch: TransitionBatch) -> dict[str, Tensor]:
     return losses | value_metrics | actor_metrics | target_metrics
 
 
-def iql_networks(env: EnvSpec, config: IQLConfig, rng: Rng) -> dict[str, nn.Module]:
-    """Build the networks for a task."""
-    model = MLPIQLModel(
-        env.obs_dim,
-        env.action_dim,
-        config.hidden_sizes,
-        num_critics=config.num_critics,
-        use_layer_norm=config.use_layer_norm,
-        rng=rng,
-    )
-    return {"model": model}
+iql_networks = networks_of(MLPIQLModel)
 
 
 SPEC = AlgorithmSpec(

@@ -17,15 +17,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss
+from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss, networks_of
 from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
-from rl_training.envs.spec import EnvSpec
 from rl_training.models.heads import tanh_gaussian_sample
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.rng import Rng
 from rl_training.validation import PositiveFloat
 
 
@@ -95,10 +93,10 @@ class SAC(ActorCritic):
         metrics = {"q_mean": q, "entropy": -log_prob.detach().mean(1)}
         return (alpha * log_prob - q).mean(1), metrics
 
-    def update_multipliers(self, actor_metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+    def update_multipliers(self, measured: dict[str, Tensor]) -> dict[str, Tensor]:
         """Move the temperature towards the target entropy (Eq. 18 of arXiv:1812.05905)."""
         if self.config.alpha == "auto":
-            gap = actor_metrics["entropy"] - self.target_entropy
+            gap = measured["entropy"] - self.target_entropy
             self.alpha_optimizer.minimize(self.log_alpha * gap)
         return {"alpha": self.log_alpha.detach().exp()}
 
@@ -119,17 +117,7 @@ def sac_loss(learner: SAC, batch: TransitionBatch) -> dict[str, Tensor]:
     return losses | metrics | critic_metrics | actor_metrics
 
 
-def sac_networks(env: EnvSpec, config: ActorCriticConfig, rng: Rng) -> dict[str, nn.Module]:
-    """Build the networks for a task."""
-    model = MLPSACModel(
-        env.obs_dim,
-        env.action_dim,
-        config.hidden_sizes,
-        num_critics=config.num_critics,
-        use_layer_norm=config.use_layer_norm,
-        rng=rng,
-    )
-    return {"model": model}
+sac_networks = networks_of(MLPSACModel)
 
 
 SPEC = AlgorithmSpec(

@@ -12,18 +12,16 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss
+from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss, networks_of
 from rl_training.algorithms.base import StepOutput, frozen_copy, polyak_update
 from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.standardized import Standardized
 from rl_training.data.batch import TransitionBatch
-from rl_training.envs.spec import EnvSpec
 from rl_training.models.mlp_td3 import MLPTD3Model
-from rl_training.rng import Rng
 from rl_training.validation import NonNegativeFloat, PositiveFloat, PositiveInt
 
 CRITICS_ONLY, WITH_ACTOR = 0, 1
@@ -131,17 +129,7 @@ def td3_bc_loss(learner: TD3BC, batch: TransitionBatch) -> dict[str, Tensor]:
     return losses | metrics | actor_metrics
 
 
-def td3_bc_networks(env: EnvSpec, config: TD3BCConfig, rng: Rng) -> dict[str, nn.Module]:
-    """Build the networks for a task."""
-    model = MLPTD3Model(
-        env.obs_dim,
-        env.action_dim,
-        config.hidden_sizes,
-        num_critics=config.num_critics,
-        use_layer_norm=config.use_layer_norm,
-        rng=rng,
-    )
-    return {"model": model}
+td3_bc_networks = networks_of(MLPTD3Model)
 
 
 SPEC = AlgorithmSpec(
