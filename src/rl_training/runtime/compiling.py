@@ -243,7 +243,17 @@ def load_library(source: Source, folder: Path) -> Program:
     return Program(runner.run, tuple(state), tuple(described["arguments"]), described["output"])
 
 
-def compile_here(made: Trace, source: Source, options: dict[str, Any] | None = None) -> Program:
+CUDA_OPTIONS: dict[str, Any] = {
+    # Kernels are cut by rule, not by timing them: a busy machine would choose badly, and a resumed
+    # run might choose otherwise and sum in another order.
+    "deterministic": True,
+    # Random numbers and gathered rows are made once, not again in every sum that needs them.
+    "realize_opcount_threshold": 10,
+    "realize_reads_threshold": 2,
+}
+
+
+def compile_here(made: Trace, source: Source) -> Program:
     """Compile a trace in this process.
 
     Raises:
@@ -253,9 +263,12 @@ def compile_here(made: Trace, source: Source, options: dict[str, Any] | None = N
 
     owned = owned_tensors(source.owners)
     examples = [node.meta["val"] for node in made.graph.graph.nodes if node.op == "placeholder"]
+    on_cuda = any(example.is_cuda for example in examples)
     try:
         with torch.no_grad():
-            compiled = inductor.compile(made.graph, examples, options=options)
+            compiled = inductor.compile(
+                made.graph, examples, options=CUDA_OPTIONS if on_cuda else None
+            )
     except Exception as error:  # whatever the compiler raises, the run can go on
         raise CompileError(f"{source.name}: {type(error).__name__}: {error}") from error
 
