@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.losses import huber, td_target, weighted_mean
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
-from rl_training.algorithms.value_based import ValueBased, ValueBasedConfig
+from rl_training.algorithms.value_based import (
+    TDRegression,
+    ValueBased,
+    ValueBasedConfig,
+    ValueBasedSettings,
+)
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.mlp_q_network import MLPQNetwork
@@ -25,10 +30,8 @@ class DQNConfig(ValueBasedConfig):
     """Settings of DQN."""
 
 
-class DQN(ValueBased):
+class QLearning(TDRegression):
     """TD regression of scalar action values."""
-
-    config_class = DQNConfig
 
     def next_value(self, next_obs: Tensor) -> Tensor:
         """Value of s' `[S, B]`: max_a Q-(s', a), or Q-(s', argmax_a Q(s', a)) when double."""
@@ -40,22 +43,34 @@ class DQN(ValueBased):
 
     def td_loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Huber loss of the TD error, weighted by importance."""
+        return self.regression(self.q_values(batch.obs), batch)
+
+    def regression(
+        self, q_values: Tensor, batch: TransitionBatch
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Regress Q of the actions taken to its target, given Q(s, .) `[S, B, A]`."""
         with torch.no_grad():
             target = td_target(batch.reward, batch.discount, self.next_value(batch.next_obs))
-        q = self.q_values(batch.obs).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)  # [S, B]
+        q = q_values.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)  # [S, B]
         loss = weighted_mean(huber(q, target), batch.weight)
         size = (q.detach() - target).abs()
         metrics = {"q_value_mean": q, "target_mean": target, "td_error_mean": size}
         return loss, metrics, size
 
 
-def dqn_loss(learner: DQN, batch: TransitionBatch) -> dict[str, Tensor]:
+class DQN(ValueBased, QLearning):
+    """Q-learning with epsilon-greedy exploration and replay."""
+
+    config_class = DQNConfig
+
+
+def dqn_loss(learner: QLearning, batch: TransitionBatch) -> dict[str, Tensor]:
     """Compute DQN's loss and metrics at the current parameters without changing them."""
     loss, metrics, _ = learner.td_loss(batch)
     return {"loss": loss, **metrics}
 
 
-def dqn_networks(env: EnvSpec, config: ValueBasedConfig, rng: Rng) -> dict[str, nn.Module]:
+def dqn_networks(env: EnvSpec, config: ValueBasedSettings, rng: Rng) -> dict[str, nn.Module]:
     """Build the network for a task."""
     network = MLPQNetwork(
         env.obs_dim, env.action_dim, config.hidden_sizes, dueling=config.dueling, rng=rng

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -18,21 +18,18 @@ class _Config(Protocol):
     def normalize_observations(self) -> bool: ...
 
 
-class _Model(Protocol):
-    obs_dim: int
-
-
 class Standardized:
     """Part of a learner: statistics are taken once and are part of its state."""
 
     config: _Config
-    model: _Model
+    network_names: ClassVar[tuple[str, ...]]
     num_seeds: int
     device: torch.device
 
     def setup_statistics(self) -> None:
         """Create the statistics: mean 0 and variance 1 until data is seen."""
-        self.obs_norm = RunningNorm(self.num_seeds, (self.model.obs_dim,), self.device)
+        obs_dim: int = getattr(self, self.network_names[0]).obs_dim
+        self.obs_norm = RunningNorm(self.num_seeds, (obs_dim,), self.device)
 
     def see_data(self, buffer: ReplayBuffer) -> None:
         """Take mean and variance of the observations."""

@@ -1,6 +1,7 @@
-"""Template of value-based learners over discrete actions: epsilon-greedy acting and TD regression.
+"""Template of value-based learners over discrete actions: TD regression, and epsilon-greedy acting.
 
-A variant overrides `q_values`, `next_value` and `td_loss`.  Shapes: S seeds, B batch, A actions.
+`TDRegression` learns from any data and acts greedily; `ValueBased` gathers its own by exploring.  A
+variant overrides `q_values`, `next_value` and `td_loss`.  Shapes: S seeds, B batch, A actions.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from rl_training.algorithms.base import (
     frozen_copy,
     polyak_update,
 )
+from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.schedules import linear
 from rl_training.data.batch import TransitionBatch
@@ -26,13 +28,11 @@ from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Sizes
 KEEP_TARGET, MOVE_TARGET = 0, 1
 
 
-class ValueBasedConfig(ReplayConfig):
-    """Settings of every value-based learner."""
+class ValueBasedSettings(AlgoConfig):
+    """Settings of every value-based learner, wherever its data comes from."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"learning_rate", "tau"})
 
-    buffer_capacity: PositiveInt = 100_000
-    """Transitions kept; the oldest are overwritten."""
     batch_size: PositiveInt = 64
     """Transitions per gradient step and seed."""
     hidden_sizes: Sizes = (64, 64)
@@ -47,21 +47,28 @@ class ValueBasedConfig(ReplayConfig):
     """Choose the next action by the online network, rate it by the target (van Hasselt, 2016)."""
     dueling: bool = False
     """Split the network's head into value and advantage."""
+    max_grad_norm: PositiveFloat | None = 10.0
+    """Clip the gradient to this norm, per seed; null does not."""
+
+
+class ValueBasedConfig(ValueBasedSettings, ReplayConfig):
+    """Settings of every value-based learner that explores."""
+
+    buffer_capacity: PositiveInt = 100_000
+    """Transitions kept; the oldest are overwritten."""
     epsilon_start: Fraction = 1.0
     """Share of random actions at the start."""
     epsilon_end: Fraction = 0.05
     """Share of random actions once exploration has settled."""
     exploration_fraction: Fraction = 0.1
     """Share of the run over which epsilon falls from start to end."""
-    max_grad_norm: PositiveFloat | None = 10.0
-    """Clip the gradient to this norm, per seed; null does not."""
 
 
-class ValueBased(TransitionLearner):
-    """TD regression of a Q-network with a target network."""
+class TDRegression(TransitionLearner):
+    """TD regression of a Q-network with a target network; acts greedily."""
 
-    config: ValueBasedConfig
-    network_names = ("q_network",)
+    config: ValueBasedSettings
+    network_names: ClassVar[tuple[str, ...]] = ("q_network",)
     q_network: MLPQNetwork
 
     def setup(self) -> None:
@@ -71,12 +78,6 @@ class ValueBased(TransitionLearner):
         self.optimizer = self.adam(
             self.q_network.parameters(), max_grad_norm=self.config.max_grad_norm
         )
-        self.share_random = Scalar(1.0, self.device)
-
-    def set_progress(self, progress: float) -> None:
-        """Move the learning rate and epsilon."""
-        super().set_progress(progress)
-        self.share_random.set(self.epsilon())
 
     def step(self, batch: TransitionBatch) -> StepOutput:
         """Do one update of the network and, when due, of its target."""
@@ -100,6 +101,30 @@ class ValueBased(TransitionLearner):
         q: Tensor = (network or self.q_network)(obs)
         return q
 
+    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:  # noqa: ARG002
+        """Choose the best action."""
+        return self.q_values(obs).argmax(-1)
+
+    def random_action(self, num_envs: int) -> Tensor:
+        """Draw actions uniformly."""
+        return self.rng.integers(self.q_network.action_dim, num_envs)
+
+
+class ValueBased(TDRegression):
+    """TD regression on experience of its own, gathered by epsilon-greedy acting."""
+
+    config: ValueBasedConfig
+
+    def setup(self) -> None:
+        """Add the share of random actions."""
+        super().setup()
+        self.share_random = Scalar(1.0, self.device)
+
+    def set_progress(self, progress: float) -> None:
+        """Move the learning rate and epsilon."""
+        super().set_progress(progress)
+        self.share_random.set(self.epsilon())
+
     def epsilon(self) -> float:
         """Return the share of random actions at the current progress."""
         config = self.config
@@ -113,14 +138,10 @@ class ValueBased(TransitionLearner):
 
     def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Choose the best action, or with probability epsilon a random one."""
-        best = self.q_values(obs).argmax(-1)
+        best = super().act(obs)
         if not explore:
             return best
         lottery = self.rng.uniform(obs.shape[1])
         return torch.where(
             lottery < self.share_random.tensor, self.random_action(obs.shape[1]), best
         )
-
-    def random_action(self, num_envs: int) -> Tensor:
-        """Draw actions uniformly."""
-        return self.rng.integers(self.q_network.action_dim, num_envs)
