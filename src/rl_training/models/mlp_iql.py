@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from rl_training.models.actor_with_critics import ActorWithCritics
 from rl_training.models.heads import gaussian_log_prob
 from rl_training.models.layers import StackedMLP
 from rl_training.rng import Rng
@@ -14,41 +15,14 @@ from rl_training.rng import Rng
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 
 
-class MLPIQLModel(nn.Module):
+class MLPIQLModel(ActorWithCritics):
     """Policy, critics `(obs, action) -> Q` and value `obs -> V`, for S seeds."""
 
-    def __init__(
-        self,
-        obs_dim: int,
-        action_dim: int,
-        hidden_sizes: Sequence[int] = (256, 256),
-        *,
-        num_critics: int = 2,
-        use_layer_norm: bool = False,
-        rng: Rng | None = None,
-    ) -> None:
-        """Build the networks.
-
-        Args:
-            obs_dim: Length of an observation.
-            action_dim: Length of an action.
-            hidden_sizes: Widths of the hidden layers of policy, critics and value.
-            num_critics: Members of the critic ensemble, N.
-            use_layer_norm: Normalise the critics' hidden layers (no other network's).
-            rng: Source of the initial weights; its number of seeds is S.
-        """
-        super().__init__()
-        rng = rng or Rng((0,), "model")
-        self.obs_dim, self.action_dim, self.num_critics = obs_dim, action_dim, num_critics
-        self.actor = StackedMLP((obs_dim, *hidden_sizes, action_dim), rng)
-        self.log_std = nn.Parameter(torch.zeros(rng.num_seeds, 1, action_dim, device=rng.device))
-        self.critic = StackedMLP(
-            (obs_dim + action_dim, *hidden_sizes, 1),
-            rng,
-            members=(num_critics,),
-            layer_norm=use_layer_norm,
-        )
-        self.value_net = StackedMLP((obs_dim, *hidden_sizes, 1), rng)
+    def build_more(self, hidden_sizes: Sequence[int], rng: Rng) -> None:
+        """Build the value, and the deviation of the policy, which does not depend on the state."""
+        deviation = torch.zeros(rng.num_seeds, 1, self.action_dim, device=rng.device)
+        self.log_std = nn.Parameter(deviation)
+        self.value_net = StackedMLP((self.obs_dim, *hidden_sizes, 1), rng)
 
     def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean `[S, B, A]` in (-1, 1) and log standard deviation `[S, 1, A]`."""
@@ -63,8 +37,3 @@ class MLPIQLModel(nn.Module):
     def value(self, obs: Tensor) -> Tensor:
         """Return V(s), `[S, B]`."""
         return self.value_net.forward(obs).squeeze(-1)
-
-    def q_values(self, obs: Tensor, action: Tensor, critic: nn.Module | None = None) -> Tensor:
-        """Return Q of every member `[S, N, B]`, by `critic` (a target) or the model's own."""
-        q: Tensor = (critic or self.critic).forward(torch.cat((obs, action), -1))
-        return q.squeeze(-1)

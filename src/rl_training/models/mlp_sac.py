@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from torch import Tensor
 
-import torch
-from torch import Tensor, nn
-
-from rl_training.models.layers import StackedMLP
-from rl_training.rng import Rng
+from rl_training.models.actor_with_critics import ActorWithCritics
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 
 
-class MLPSACModel(nn.Module):
+class MLPSACModel(ActorWithCritics):
     """Policy `obs -> (mean, log_std)` and critics `(obs, action) -> Q`, for S seeds."""
 
-    def __init__(
-        self,
-        obs_dim: int,
-        action_dim: int,
-        hidden_sizes: Sequence[int] = (256, 256),
-        *,
-        num_critics: int = 2,
-        use_layer_norm: bool = False,
-        rng: Rng | None = None,
-    ) -> None:
-        """Build the networks.
-
-        Args:
-            obs_dim: Length of an observation.
-            action_dim: Length of an action.
-            hidden_sizes: Widths of the hidden layers of policy and critics.
-            num_critics: Members of the critic ensemble, N.
-            use_layer_norm: Normalise the critics' hidden layers (never the policy's).
-            rng: Source of the initial weights; its number of seeds is S.
-        """
-        super().__init__()
-        rng = rng or Rng((0,), "model")
-        self.obs_dim, self.action_dim, self.num_critics = obs_dim, action_dim, num_critics
-        self.actor = StackedMLP((obs_dim, *hidden_sizes, 2 * action_dim), rng)
-        self.critic = StackedMLP(
-            (obs_dim + action_dim, *hidden_sizes, 1),
-            rng,
-            members=(num_critics,),
-            layer_norm=use_layer_norm,
-        )
+    outputs_per_action = 2
 
     def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log standard deviation before the tanh, each `[S, B, A]`."""
         mean, log_std = self.actor.forward(obs).chunk(2, -1)
         return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
-
-    def q_values(self, obs: Tensor, action: Tensor, critic: nn.Module | None = None) -> Tensor:
-        """Return Q of every member `[S, N, B]`, by `critic` (a target) or the model's own."""
-        q: Tensor = (critic or self.critic).forward(torch.cat((obs, action), -1))
-        return q.squeeze(-1)
