@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import torch
 
 from helpers.contract import small_config
 from helpers.datasets import SWITCH, TOY, columns_of, rebuilt, tiny_columns, toy_data, write_columns
+from rl_training.algorithms.td3_bc import TD3BC
 from rl_training.data.dataset_buffer import DatasetBuffer
 from rl_training.data.offline_dataset import OfflineDataset, concatenate
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.models.mlp_td3 import MLPTD3Model
+from rl_training.rng import Rng
 from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
@@ -104,6 +108,42 @@ def test_a_seed_draws_the_same_batches_alone_and_in_a_group(mixed: bool) -> None
     drawn = group.sample(16).index
     assert drawn is not None
     assert not torch.equal(drawn[0], drawn[1])
+
+
+# Statistics
+
+
+@pytest.mark.parametrize("weights", [(1.0, 3.0), (5.0, 1.0)])
+def test_observations_are_standardised_as_batches_of_a_mix_show_them(
+    weights: tuple[float, float],
+) -> None:
+    low, high = toy(300), toy(20, seed=1)
+    high = replace(
+        high, observations=high.observations + 4.0, next_observations=high.next_observations + 4.0
+    )
+    data = concatenate([low, high], weights)
+    learner = TD3BC(model=MLPTD3Model(3, 2, (8,), rng=Rng((0, 1), "model")), seeds=(0, 1))
+    buffer = DatasetBuffer(data, seeds=(0, 1))
+    learner.see_data(buffer)
+    share = np.array(weights) / sum(weights)
+    means = np.stack([low.observations.mean(0), high.observations.mean(0)]).astype(np.float64)
+    squares = np.stack([np.square(d.observations, dtype=np.float64).mean(0) for d in (low, high)])
+    mean = share @ means
+    variance = share @ squares - mean**2
+    for seed in range(2):
+        np.testing.assert_allclose(learner.obs_norm.mean[seed, 0], mean, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(learner.obs_norm.variance[seed, 0], variance, rtol=1e-3)
+    of_dataset = data.observation_statistics()
+    np.testing.assert_allclose(learner.obs_norm.mean[0, 0], of_dataset[0], rtol=1e-4, atol=1e-4)
+    drawn = learner.normalize(buffer.sample(20_000).obs)
+    assert drawn.mean((1,)).abs().max() < 0.05
+    assert (drawn.var(1) - 1).abs().max() < 0.1
+
+
+def test_the_weights_of_the_parts_add_up_to_all_rows() -> None:
+    buffer = DatasetBuffer(concatenate([toy(30), toy(10)], (1.0, 3.0)))
+    assert buffer.parts() == [(slice(0, 30), 10.0), (slice(30, 40), 30.0)]
+    assert DatasetBuffer(toy(30)).parts() == [(slice(0, 30), 30.0)]
 
 
 # Several steps

@@ -28,6 +28,17 @@ def test_batches_together_give_mean_and_variance_of_all_rows(cuts: tuple[int, ..
     assert norm.count.item() == 200
 
 
+def test_a_batch_counts_for_the_rows_it_is_given_as_weight() -> None:
+    data = torch.from_numpy(_data(40))
+    weighed, repeated = RunningNorm(2, (3,), "cpu"), RunningNorm(2, (3,), "cpu")
+    weighed.update(data[:, :30])
+    weighed.update(data[:, 30:], 50.0)
+    repeated.update(torch.cat([data[:, :30], *[data[:, 30:]] * 5], 1))
+    torch.testing.assert_close(weighed.mean, repeated.mean)
+    torch.testing.assert_close(weighed.variance, repeated.variance, rtol=1e-4, atol=1e-4)
+    assert weighed.count == repeated.count
+
+
 def test_seeds_have_statistics_of_their_own() -> None:
     norm = RunningNorm(2, (1,), "cpu")
     norm.update(torch.tensor([[[1.0], [3.0]], [[10.0], [10.0]]]))

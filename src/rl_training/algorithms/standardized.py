@@ -32,10 +32,11 @@ class Standardized:
         self.obs_norm = RunningNorm(self.num_seeds, (obs_dim,), self.device)
 
     def see_data(self, buffer: ReplayBuffer) -> None:
-        """Take mean and variance of the observations."""
+        """Take mean and variance of the observations as batches will show them."""
         if self.config.normalize_observations:
-            rows = buffer.rows["obs"][:, : len(buffer)]
-            self.obs_norm.update(rows.expand(self.num_seeds, -1, -1))
+            for part, weight in buffer.parts():
+                rows = buffer.rows["obs"][:, part].float()
+                self.obs_norm.update(rows.expand(self.num_seeds, -1, -1), weight)
 
     def normalize(self, obs: Tensor) -> Tensor:
         """Standardise observations `[S, B, ...]` when asked to."""

@@ -75,6 +75,8 @@ class DatasetBuffer(ReplayBuffer):
         self._starts = torch.tensor([part.start for part in parts], device=self.device)  # [P]
         lengths = [part.stop - part.start for part in parts]
         self._lengths = torch.tensor(lengths, device=self.device)
+        scale = len(dataset) / sum(part.weight for part in parts)
+        self._parts = [(slice(part.start, part.stop), part.weight * scale) for part in parts]
 
     def sample(self, batch_size: int) -> TransitionBatch:
         """Draw a source by weight and a row of it uniformly, with replacement."""
@@ -86,6 +88,10 @@ class DatasetBuffer(ReplayBuffer):
         source = torch.searchsorted(self._shares, self.rng.uniform(batch_size), right=True)
         row = self.rng.integers(LARGEST, batch_size) % self._lengths[source]
         return self._starts[source] + row
+
+    def parts(self) -> list[tuple[slice, float]]:
+        """Return the rows of every source with its weight; the weights add up to all rows."""
+        return self._parts
 
     segment_range = None  # type: ignore[assignment]  # rows are not part of a checkpoint
 

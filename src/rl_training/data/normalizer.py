@@ -20,9 +20,14 @@ class RunningNorm(Stateful):
         """Standardise `[S, B, ...]`."""
         return ((x - self.mean) / (self.variance + 1e-8).sqrt()).clamp(-10.0, 10.0)
 
-    def update(self, x: Tensor) -> None:
-        """Take in a batch `[S, B, ...]`."""
-        size = x.shape[1]
+    def update(self, x: Tensor, weight: float | None = None) -> None:
+        """Take in a batch `[S, B, ...]`.
+
+        Args:
+            x: The batch.
+            weight: How many rows it counts for, beside those of other batches; None is its own B.
+        """
+        size = x.shape[1] if weight is None else weight
         variance, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
         total = self.count + size
         share = (size / total).to(x.dtype)

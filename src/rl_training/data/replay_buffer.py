@@ -133,6 +133,10 @@ class ReplayBuffer:
         """Memory of the rows."""
         return sum(rows.numel() * rows.element_size() for rows in self.rows.values())
 
+    def parts(self) -> list[tuple[slice, float]]:
+        """Return slices of the rows, each with the number of rows that it counts for in batches."""
+        return [(slice(0, len(self)), float(len(self)))]
+
     def add(
         self,
         obs: Array,
