@@ -184,6 +184,30 @@ def test_deterministic_backup_has_no_entropy_and_max_is_no_smaller() -> None:
     assert best_target.mean() > target.mean()
 
 
+class OpposedQ(nn.Module):
+    """Two critics, Q(s, a) = +a_1 and -a_1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x[..., OBS]
+        return torch.stack((q, -q), 1).unsqueeze(-1)
+
+
+def test_the_max_backup_is_the_least_of_each_critics_best() -> None:
+    learner = make_learner(backup="max", num_cql_samples=64)
+    learner.target_critic = OpposedQ()
+    batch = make_batch()
+    # The minimum of the two is never positive; the best action of each is, with this many samples.
+    assert (learner.best_of_several(batch.next_obs) > 0).all()
+
+
+def test_the_temperature_moves_at_the_actors_rate() -> None:
+    learner = make_learner(learning_rate=1e-3, actor_learning_rate=1e-4)
+    assert learner.alpha_optimizer.rate_of() == pytest.approx(1e-4)
+    assert learner.critic_optimizer.rate_of() == pytest.approx(1e-3)
+    shared = make_learner(learning_rate=1e-3, actor_learning_rate=None)
+    assert shared.alpha_optimizer.rate_of() == pytest.approx(1e-3)
+
+
 def test_terminations_stop_the_bootstrap() -> None:
     batch = make_batch(terminated=True)
     for backup in ("deterministic", "entropy", "max"):

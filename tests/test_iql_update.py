@@ -340,3 +340,18 @@ def test_observations_are_standardised_when_asked() -> None:
 def test_a_wrong_keyword_names_field_rule_and_value(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_learner(**keywords)
+
+
+def test_the_actors_own_schedule_leaves_the_other_rates_alone() -> None:
+    learner = make_learner(actor_lr_schedule={"type": "cosine"}, learning_rate=1e-3)
+    for progress, factor in ((0.0, 1.0), (0.5, 0.5), (1.0, 0.0)):
+        learner.set_progress(progress)
+        assert learner.actor_optimizer.rate_of() == pytest.approx(1e-3 * factor, abs=1e-9)
+        assert learner.critic_optimizer.rate_of() == pytest.approx(1e-3)
+        assert learner.value_optimizer.rate_of() == pytest.approx(1e-3)
+
+
+def test_without_one_the_actor_follows_the_common_schedule() -> None:
+    learner = make_learner(lr_schedule={"type": "linear"}, learning_rate=1e-3)
+    learner.set_progress(0.25)
+    assert learner.actor_optimizer.rate_of() == pytest.approx(0.75e-3)

@@ -293,7 +293,7 @@ def test_progress_moves_every_learning_rate() -> None:
         learning_rate=0.1, actor_learning_rate=0.2, lr_schedule={"type": "linear"}
     )
     learner.set_progress(0.75)
-    assert [o.rate_of() for o in learner.optimizers()] == pytest.approx([0.025, 0.05, 0.025])
+    assert [o.rate_of() for o in learner.optimizers()] == pytest.approx([0.025, 0.05, 0.05])
 
 
 @pytest.mark.parametrize(

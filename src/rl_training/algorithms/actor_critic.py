@@ -40,7 +40,7 @@ class ActorCriticConfig(AlgoConfig):
     learning_rate: PositiveFloat = 3e-4
     """Adam step size of the critics, and of the actor unless it has its own."""
     actor_learning_rate: PositiveFloat | None = None
-    """Adam step size of the actor; null uses `learning_rate`."""
+    """Adam step size of the actor, and of a learned temperature; null uses `learning_rate`."""
     tau: Fraction = 0.005
     """Share of the critics that moves into their targets at each update; 1 copies them."""
     num_critics: PositiveInt = 2
@@ -66,10 +66,14 @@ class ActorCritic(TransitionLearner):
             self.model.critic.parameters(), max_grad_norm=config.max_grad_norm
         )
         self.actor_optimizer = self.adam(
-            self.model.actor.parameters(),
-            "learning_rate" if config.actor_learning_rate is None else "actor_learning_rate",
-            max_grad_norm=config.max_grad_norm,
+            self.model.actor.parameters(), self.actor_rate, max_grad_norm=config.max_grad_norm
         )
+
+    @property
+    def actor_rate(self) -> str:
+        """Name of the setting that holds the actor's step size."""
+        own = self.config.actor_learning_rate is not None
+        return "actor_learning_rate" if own else "learning_rate"
 
     def step(self, batch: TransitionBatch) -> StepOutput:
         """Do one update of critics, actor, multipliers and targets."""

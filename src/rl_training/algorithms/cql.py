@@ -4,9 +4,14 @@ SAC on a dataset, whose critics are pushed down where the policy would go and up
 penalty is log sum_a exp Q(s, a) - Q(s, a_data) (Eq. 4), estimated by importance sampling with
 actions drawn uniformly, from pi(.|s) and from pi(.|s'), `num_cql_samples` each (App. F).
 
-Deviations: the policy runs once per state for all of its samples; the multiplier of the Lagrange
-    form is learned through its logarithm and bounded by 1e6, as in the authors' code, which also
-    has the deterministic backup as its default and the actor's own, smaller rate.
+As in the authors' code: deterministic backup by default, an actor and temperature with a smaller
+rate, a multiplier of the Lagrange form that is learned through its logarithm and bounded by 1e6.
+
+Deviations: the policy runs once per state for all of its samples; the actor follows the critics
+    after their step and the temperature moves last (theirs: losses before any step, temperature
+    first); the multiplier starts at `cql_alpha` (theirs: at 1, times a fixed weight); target
+    critics start as copies (theirs: with weights of their own); no clipping of the policy's mean
+    while cloning; initial weights are PyTorch's, two hidden layers by default (theirs: three).
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ class CQLConfig(SACSettings, OfflineConfig):
     varying: ClassVar[frozenset[str]] = frozenset({"cql_alpha"})
 
     actor_learning_rate: PositiveFloat | None = 1e-4
-    """Adam step size of the actor; null uses `learning_rate`."""
+    """Adam step size of the actor, and of a learned temperature; null uses `learning_rate`."""
     cql_alpha: PositiveFloat = 5.0
     """Weight of the conservative penalty; of the Lagrange form, the start of its multiplier."""
     num_cql_samples: PositiveInt = 10
@@ -92,10 +97,10 @@ class CQL(Standardized, SAC):
         return target, {"target_q_mean": target, "entropy_term": torch.zeros_like(target)}
 
     def best_of_several(self, obs: Tensor) -> Tensor:
-        """Return max_a min_i Q_i(s, a) over `num_cql_samples` policy actions, `[S, B]`."""
+        """Return min_i max_a Q_i(s, a) over `num_cql_samples` policy actions, `[S, B]`."""
         actions, _ = self.several_actions(obs)
         q = self.q_of_several(obs, actions, self.target_critic)  # [S, N, B, n]
-        return q.amin(1).amax(-1)
+        return q.amax(-1).amin(1)
 
     def critic_loss(
         self, batch: TransitionBatch, target: Tensor

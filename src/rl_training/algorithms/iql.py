@@ -3,10 +3,11 @@
 V regresses to an upper expectile of Q over the actions of the data, Q regresses to V of the next
 state, and the policy clones the data weighted by advantage: no action outside the data is valued.
 
-Overrides: setup, step, td_target, actor_loss.
-Deviations: `lr_schedule` moves the step sizes of all networks, where the authors decay that of the
-    actor alone, by a cosine; initial weights are PyTorch's uniform ones, where theirs are
-    orthogonal; `num_critics` may be any number, the minimum is over all.
+Overrides: setup, step, td_target, actor_loss, set_progress.
+Deviations: the actor's step size is constant unless `actor_lr_schedule` is given, where the authors
+    decay it by a cosine; initial weights are PyTorch's uniform ones, where theirs are orthogonal
+    with gain sqrt 2 and no bias; no dropout in the policy, which they have on some tasks;
+    `num_critics` may be any number, the minimum is over all.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from torch import Tensor
 
 from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss, networks_of
 from rl_training.algorithms.base import StepOutput, polyak_update
+from rl_training.algorithms.config import LRSchedule
 from rl_training.algorithms.losses import expectile_loss, td_target, weighted_mean
 from rl_training.algorithms.offline_config import OfflineConfig
+from rl_training.algorithms.schedules import learning_rate_factor
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.standardized import Standardized
 from rl_training.data.batch import TransitionBatch
@@ -39,6 +42,8 @@ class IQLConfig(ActorCriticConfig, OfflineConfig):
     """Inverse temperature of the advantage weights; 0 clones the data."""
     max_advantage_weight: PositiveFloat = 100.0
     """Largest weight of a transition in the policy's loss."""
+    actor_lr_schedule: LRSchedule | None = None
+    """Schedule of the actor's step size (`{type: cosine}` in the paper); null is `lr_schedule`."""
 
 
 class IQL(Standardized, ActorCritic):
@@ -58,9 +63,17 @@ class IQL(Standardized, ActorCritic):
         )
         self.actor_optimizer = self.adam(
             [*self.model.actor.parameters(), self.model.log_std],
-            "learning_rate" if config.actor_learning_rate is None else "actor_learning_rate",
+            self.actor_rate,
             max_grad_norm=config.max_grad_norm,
         )
+
+    def set_progress(self, progress: float) -> None:
+        """Move the schedules: the actor's own, where it has one, and that of the rest."""
+        super().set_progress(progress)
+        schedule, actor = self.config.actor_lr_schedule, self.actor_optimizer
+        if schedule is not None:
+            factor = learning_rate_factor(schedule, self.progress)
+            actor.rate.set(actor.base_learning_rate * factor)
 
     def step(self, batch: TransitionBatch) -> StepOutput:
         """Update value, actor, critics and targets, in the order of the authors' code."""

@@ -59,7 +59,7 @@ class SAC(ActorCritic):
         self.log_alpha = (torch.ones(self.num_seeds, device=self.device) * start).log()  # [S]
         if learned:
             self.log_alpha = nn.Parameter(self.log_alpha)
-            self.alpha_optimizer = self.adam([self.log_alpha])
+            self.alpha_optimizer = self.adam([self.log_alpha], self.actor_rate)
 
     @property
     def target_entropy(self) -> float | Tensor:

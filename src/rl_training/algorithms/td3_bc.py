@@ -4,7 +4,9 @@ TD3 with one more term: the policy maximises lambda Q(s, pi(s)) - (pi(s) - a)^2,
 divides by the mean size of Q, so that the weight of the two terms does not depend on the rewards.
 
 Deviations: observations are standardised by the square root of variance + 1e-8 and clipped to
-    +-10, where the authors divide by std + 1e-3; metrics of the actor are those of its last step.
+    +-10, where the authors divide by std + 1e-3; actions are cloned and noised in [-1, 1] whatever
+    the action box (theirs: in its own units, which scales cloning where it is larger); metrics of
+    the actor are those of its last step.
 """
 
 from __future__ import annotations
