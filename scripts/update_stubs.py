@@ -18,8 +18,10 @@ def stubs() -> dict[Path, str]:
     """Return the text of every stub."""
     names = class_names()
     classes = "\n".join(f"class {name}(Agent): ..." for name in names)
+    # Acronyms before words, as the linter sorts imports.
+    ordered = sorted(names, key=lambda name: (not name.isupper(), name))
     managed = "\n".join(
-        f"from rl_training.api.algorithms import {name} as {name}" for name in names
+        f"from rl_training.api.algorithms import {name} as {name}" for name in ordered
     )
     learners = "\n".join(
         f"from rl_training.algorithms.{module} import {name} as {name}Algorithm"

@@ -2,6 +2,7 @@
 # ruff: noqa: N811, F401
 from rl_training._version import __version__ as __version__
 from rl_training.algorithms.cql import CQL as CQLAlgorithm
+from rl_training.algorithms.discrete_cql import DiscreteCQL as DiscreteCQLAlgorithm
 from rl_training.algorithms.dqn import DQN as DQNAlgorithm
 from rl_training.algorithms.iql import IQL as IQLAlgorithm
 from rl_training.algorithms.ppo import PPO as PPOAlgorithm
@@ -13,4 +14,5 @@ from rl_training.api.algorithms import IQL as IQL
 from rl_training.api.algorithms import PPO as PPO
 from rl_training.api.algorithms import SAC as SAC
 from rl_training.api.algorithms import TD3BC as TD3BC
+from rl_training.api.algorithms import DiscreteCQL as DiscreteCQL
 from rl_training.experiment.config import TrainConfig as TrainConfig

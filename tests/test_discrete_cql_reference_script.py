@@ -1,0 +1,11 @@
+"""The reference example of discrete_cql."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from helpers.smoke import check_reference_script
+
+
+def test_discrete_cql_reference_script_runs(tmp_path: Path) -> None:
+    check_reference_script("discrete_cql", tmp_path)
