@@ -20,7 +20,7 @@ from bench.compare import PEER_PACKAGES
 from bench.figures import Figure
 from bench.machine import describe, headline
 from bench.options import BenchError, Options
-from bench.rows import ROWS, Row, names_of
+from bench.rows import ALGOS, ROWS, Row, names_of
 from bench.table import WIDTH, format_failure, format_figure, header
 
 
@@ -76,6 +76,13 @@ def _precisions(text: str) -> tuple[str, ...]:
     return names
 
 
+def _algos(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not set(names) <= set(ALGOS):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(ALGOS)}")
+    return names
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
@@ -105,7 +112,8 @@ def make_parser() -> argparse.ArgumentParser:
     gpu.add_argument("--accelerate", choices=("off", "compile", "graph"), help="how updates run")
     gpu.add_argument("--seeds", type=_numbers, metavar="N,...", help="numbers of seeds")
     gpu.add_argument("--precisions", type=_precisions, metavar="P,...", help="fp32, tf32, bf16")
-    gpu.add_argument("--seconds", type=float, default=3.0, help="length of a repeat of gpu-sac (3)")
+    gpu.add_argument("--algo", type=_algos, metavar="A,...", help="sac, cql, iql, td3_bc")
+    gpu.add_argument("--seconds", type=float, default=3.0, help="length of a repeat of updates (3)")
     gpu.add_argument("--preset", default="sac/pendulum", help="preset of gpu-seeds (sac/pendulum)")
     gpu.add_argument("--steps", type=_positive, default=5_000, help="steps of gpu-seeds (5000)")
     gpu.add_argument("--profile", action="store_true", help="count the kernels of an update")
@@ -127,6 +135,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Options, Path | N
         accelerate=given.accelerate,
         seeds=given.seeds,
         precisions=given.precisions,
+        algos=given.algo,
         seconds=given.seconds,
         steps=given.steps,
         preset=given.preset,

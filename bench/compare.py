@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -112,8 +112,20 @@ def measure(row: Row, options: Options) -> Iterator[Figure]:
                 sides.append(_start(stack, _peer_side(name, python, row, options)))
             except BenchError as error:
                 notes.append(f"skipped {error}")
+        require_same_sizes({side.name: side.facts.get("sizes", {}) for side in sides})
         _take_turns(sides, options.repeats)
         yield _figure(row, sides, notes)
+
+
+def require_same_sizes(sizes: Mapping[str, Mapping[str, int]]) -> None:
+    """Compare what sides say of their sizes; one that says nothing is believed.
+
+    Raises:
+        BenchError: When two sides do not do the same work.
+    """
+    told = {side: dict(found) for side, found in sizes.items() if found}
+    if len({tuple(sorted(found.items())) for found in told.values()}) > 1:
+        raise BenchError(f"the sides differ in size, so nothing was measured: {told}")
 
 
 def _start(stack: ExitStack, side: Side) -> Side:

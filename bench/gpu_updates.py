@@ -1,10 +1,11 @@
-"""Row `gpu-sac`: updates of many seeds at once, in three precisions, as the loop runs them."""
+"""Rows `gpu-sac` and `gpu-update`: updates of many seeds at once, as the loops run them."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,10 +24,12 @@ from bench.compare import FALLBACK
 from bench.figures import Figure
 from bench.options import Options
 from bench.rows import Bar, Row
-from bench.updates import Updates, prepare_updates, sac_config
+from bench.updates import Updates, prepare_updates, update_config
 from rl_training.runtime.capturing import STEPS_PER_REPLAY
 
-SEEDS = (1, 32, 128)
+SEEDS: dict[str, tuple[int, ...]] = {"sac": (1, 32, 128)}
+FEW_SEEDS: tuple[int, ...] = (1, 32)
+ALGOS = ("cql", "iql", "td3_bc")
 PRECISIONS = ("fp32", "tf32", "bf16")
 PROFILED = 64
 TOP = 6
@@ -36,26 +39,44 @@ def measure(row: Row, options: Options) -> Iterator[Figure]:
     """Measure every number of seeds in every precision; one that fails does not stop the rest."""
     device = choose_device(row.name, options)
     torch.set_num_threads(options.threads)
-    for count, precision in itertools.product(
-        options.seeds or SEEDS, options.precisions or PRECISIONS
-    ):
-        if precision == "tf32" and device.type != "cuda":
+    for work in _works(row, options):
+        if work.precision == "tf32" and device.type != "cuda":
             continue
         yield failing_softly(
-            partial(_measure_one, row, options, device, count, precision),
-            partial(_figure, row, count, precision, {}),
+            partial(_measure_one, row, options, device, work), partial(_figure, row, work, {})
         )
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _measure_one(
-    row: Row, options: Options, device: torch.device, count: int, precision: str
-) -> Figure:
-    accelerate = choose_accelerate(device, options)
-    config = sac_config(
+@dataclass(frozen=True)
+class Work:
+    """One line of the row."""
+
+    algo: str
+    count: int
+    """Number of seeds."""
+    precision: str
+
+    @property
+    def bar_name(self) -> str:
+        """Name of its bar, if it has one."""
+        return f"{self.algo} {self.count} seed{'s' if self.count > 1 else ''}"
+
+
+def _works(row: Row, options: Options) -> Iterator[Work]:
+    for algo in row.algos or options.algos or ALGOS:
+        seeds = options.seeds or SEEDS.get(algo, FEW_SEEDS)
+        for count, precision in itertools.product(seeds, options.precisions or PRECISIONS):
+            yield Work(algo, count, precision)
+
+
+def _measure_one(row: Row, options: Options, device: torch.device, work: Work) -> Figure:
+    accelerate, count = choose_accelerate(device, options), work.count
+    config = update_config(
+        work.algo,
         accelerate=accelerate,
-        precision=precision,
+        precision=work.precision,
         seeds=list(range(count)),
         threads=options.threads,
         device=str(device),
@@ -82,15 +103,14 @@ def _measure_one(
         notes.append(f"{preparation:.1f} s to compile and capture, not counted")
     finally:
         updates.close()
-    bar = row.bars.get(f"{count} seed{'s' if count > 1 else ''}") if device.type == "cuda" else None
+    bar = row.bars.get(work.bar_name) if device.type == "cuda" else None
     samples = {accelerate: [rate * count for rate in rates]}
-    return _figure(row, count, precision, samples, bar=bar, notes=notes, extra=extra)
+    return _figure(row, work, samples, bar=bar, notes=notes, extra=extra)
 
 
 def _figure(
     row: Row,
-    count: int,
-    precision: str,
+    work: Work,
     samples: dict[str, list[float]],
     *,
     bar: Bar | None = None,
@@ -99,12 +119,12 @@ def _figure(
 ) -> Figure:
     return Figure(
         row=row.name,
-        label=f"{row.name} {count} {precision}",
-        unit="gradient steps/s" if count == 1 else "seed-steps/s",
+        label=f"gpu-{work.algo} {work.count} {work.precision}",
+        unit="gradient steps/s" if work.count == 1 else "seed-steps/s",
         samples=samples,
         bar=bar,
         notes=tuple(notes),
-        extra={"seeds": count, "precision": precision} | (extra or {}),
+        extra={"algo": work.algo, "seeds": work.count, "precision": work.precision} | (extra or {}),
     )
 
 

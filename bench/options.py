@@ -28,6 +28,8 @@ class Options:
     """Numbers of seeds of the accelerator rows; None is what each row says."""
     precisions: tuple[str, ...] | None = None
     """Precisions of the accelerator rows; None is what each row says."""
+    algos: tuple[str, ...] | None = None
+    """Algorithms of `gpu-update`; None is CQL, IQL and TD3+BC."""
     seconds: float = 3.0
     """How long an accelerator row times updates, per repeat."""
     steps: int = 5_000

@@ -13,8 +13,14 @@ import torch
 from bench.pace import Pace
 from bench.sizes import CHECKPOINT_INTERVAL, DQN, FULL_REPLAY, PPO
 from bench.timers import Timers
-from bench.updates import PLANNED, build_learner, full_replay, insert_noise, prepare_updates
-from bench.updates import sac_config as _sac_config
+from bench.updates import (
+    PLANNED,
+    build_learner,
+    full_replay,
+    insert_noise,
+    prepare_updates,
+    update_config,
+)
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
@@ -37,14 +43,37 @@ def _timing_compiler() -> Iterator[Timers]:
 
 def sac(pace: Pace) -> None:
     """Update SAC on a full replay."""
+    _update(pace, "sac")
+
+
+def cql(pace: Pace) -> None:
+    """Update CQL on a dataset."""
+    _update(pace, "cql")
+
+
+def iql(pace: Pace) -> None:
+    """Update IQL on a dataset."""
+    _update(pace, "iql")
+
+
+def td3_bc(pace: Pace) -> None:
+    """Update TD3+BC on a dataset."""
+    _update(pace, "td3_bc")
+
+
+def _update(pace: Pace, algo: str) -> None:
     settings = pace.settings
-    config = _sac_config(
-        accelerate=settings.accelerate, precision=settings.precision, threads=settings.threads
+    config = update_config(
+        algo,
+        accelerate=settings.accelerate,
+        precision=settings.precision,
+        threads=settings.threads,
     )
     updates = prepare_updates(config, CPU)
     with _timing_compiler() as timers:
         updates.runner.update(1)
-    pace.tell(compile_seconds=timers.seconds["compile"], messages=updates.messages)
+    compiled = timers.seconds["compile"]
+    pace.tell(compile_seconds=compiled, messages=updates.messages, sizes=updates.sizes())
     while pace.begin():
         updates.runner.update(settings.chunk)
         pace.end(settings.chunk)
@@ -130,7 +159,8 @@ def ppo(pace: Pace) -> None:
 def checkpoint(pace: Pace) -> None:
     """Save a run whose replay of 1M rows is full, as its own session would."""
     with tempfile.TemporaryDirectory() as folder:
-        config = _sac_config(
+        config = update_config(
+            "sac",
             accelerate=pace.settings.accelerate,
             threads=pace.settings.threads,
             output_dir=folder,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from bench.pace import Accelerate, Precision
@@ -54,9 +54,33 @@ class Row:
     precision: Precision = "fp32"
     """Precision of our side."""
     peers: tuple[str, ...] = ()
+    algos: tuple[str, ...] = ()
+    """Algorithms of an accelerator row; empty leaves them to the command line."""
 
 
 SAC_PEERS = ("sb3", "d3rlpy", "axiomrl")
+
+
+def _offline_rows(algo: str, what: str, chunk: int, fp32: float) -> tuple[Row, Row]:
+    """The update of an offline method, in fp32 and with bf16 products on our side."""
+    row = Row(
+        name=algo,
+        what=what,
+        unit="gradient steps/s",
+        bar=Bar("ratio", fp32),
+        work=algo,
+        chunk=chunk,
+        peers=("d3rlpy",),
+    )
+    bf16 = replace(
+        row,
+        name=f"{algo}-bf16",
+        what=f"{algo} with bf16 products on our side; the peer stays in fp32",
+        bar=Bar("ratio", 2.0),
+        precision="bf16",
+    )
+    return row, bf16
+
 
 _ALL = (
     Row(
@@ -78,6 +102,10 @@ _ALL = (
         precision="bf16",
         peers=SAC_PEERS,
     ),
+    *_offline_rows("cql", "CQL update on a dataset, sizes of `sac`, 10 samples a group", 20, 1.2),
+    *_offline_rows("iql", "IQL update on a dataset, sizes of `sac`", 150, 1.5),
+    # An even number of updates, since every second one moves the policy.
+    *_offline_rows("td3_bc", "TD3+BC update on a dataset, sizes of `sac`", 150, 1.5),
     Row(
         name="dqn",
         what="DQN on CartPole-v1, the whole loop: 64x64, batch 64, one update a step",
@@ -120,7 +148,22 @@ _ALL = (
     Row(
         name="gpu-sac",
         what="SAC updates of 1, 32 and 128 seeds in fp32, tf32 and bf16, as CUDA graphs",
-        bars={"1 seed": Bar("at least", 6_000), "128 seeds": Bar("at least", 95_000)},
+        bars={"sac 1 seed": Bar("at least", 6_000), "sac 128 seeds": Bar("at least", 95_000)},
+        group="gpu",
+        measure="gpu_updates",
+        algos=("sac",),
+    ),
+    Row(
+        name="gpu-update",
+        what="the same of CQL, IQL and TD3+BC with 1 and 32 seeds, or of what --algo names",
+        bars={
+            "sac 1 seed": Bar("at least", 6_000),
+            "sac 128 seeds": Bar("at least", 95_000),
+            "cql 1 seed": Bar("at least", 2_000),
+            "cql 32 seeds": Bar("at least", 13_000),
+            "iql 1 seed": Bar("at least", 6_000),
+            "td3_bc 1 seed": Bar("at least", 7_000),
+        },
         group="gpu",
         measure="gpu_updates",
     ),
@@ -131,6 +174,8 @@ _ALL = (
         measure="gpu_seeds",
     ),
 )
+ALGOS = ("sac", "cql", "iql", "td3_bc")
+"""Algorithms that `gpu-update` can measure."""
 ROWS: dict[str, Row] = {row.name: row for row in _ALL}
 
 

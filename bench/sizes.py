@@ -40,7 +40,19 @@ class SACSizes:
     buffer: int = 100_000
 
 
-PPO, DQN, SAC = PPOSizes(), DQNSizes(), SACSizes()
+@dataclass(frozen=True)
+class OfflineSizes:
+    """CQL, IQL and TD3+BC on the task of SAC, with its networks, batch and number of rows."""
+
+    num_critics: int = 2
+    cql_samples: int = 10
+    """Actions per state drawn uniformly, at s and at s': three times this many."""
+    cql_weight: float = 5.0
+    policy_delay: int = 2
+    """Critic updates of TD3+BC per update of its policy."""
+
+
+PPO, DQN, SAC, OFFLINE = PPOSizes(), DQNSizes(), SACSizes(), OfflineSizes()
 FULL_REPLAY = 1_000_000
 """Rows of the replay in the rows `checkpoint` and `memory`."""
 CHECKPOINT_INTERVAL = 10_000

@@ -8,7 +8,7 @@ from bench.figures import Figure
 
 WIDTH = 100
 COLUMNS = (
-    ("row", "<17"),
+    ("row", "<19"),
     ("unit", "<16"),
     ("ours", ">9"),
     ("eager", ">9"),

@@ -1,15 +1,20 @@
-"""A learner, a full replay and the runner that the off-policy loop would use, without a loop."""
+"""A learner, its full replay or dataset and the runner that its loop would use, without a loop."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-from bench.sizes import SAC
+from bench.noise import noise_columns
+from bench.sizes import OFFLINE, SAC
 from rl_training.algorithms.base import AnyLearner
+from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.data.dataset_buffer import DatasetBuffer
+from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
@@ -23,17 +28,35 @@ PLANNED = 10**9
 """Updates the run is said to have; a benchmark ends when it is told to."""
 
 
-def sac_config(**changes: Any) -> TrainConfig:
-    """Return a run of SAC with the sizes of the comparison."""
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "sac": {"buffer_capacity": SAC.buffer},
+    "cql": {
+        "num_critics": OFFLINE.num_critics,
+        "num_cql_samples": OFFLINE.cql_samples,
+        "cql_alpha": OFFLINE.cql_weight,
+    },
+    "iql": {"num_critics": OFFLINE.num_critics},
+    "td3_bc": {
+        "num_critics": OFFLINE.num_critics,
+        "policy_delay": OFFLINE.policy_delay,
+        "normalize_observations": False,  # as in the peer's defaults
+    },
+}
+
+
+def update_config(algo: str, **changes: Any) -> TrainConfig:
+    """Return a run of an algorithm with the sizes of the comparison."""
     settings = {
         "batch_size": SAC.batch,
         "hidden_sizes": SAC.hidden,
-        "buffer_capacity": SAC.buffer,
         "eval_interval": 0,
-    }
+    } | _SETTINGS[algo]
+    if algo != "sac":
+        # The compiling process traces with rows of these shapes; ours are those of the peers.
+        settings |= {"dataset_kind": "random", "dataset_size": SAC.buffer}
     return TrainConfig(
         **{
-            "algo": "sac",
+            "algo": algo,
             "env_id": "bench.task:Task",
             "total_timesteps": PLANNED,
             "eval_episodes": 0,
@@ -75,6 +98,24 @@ def full_replay(config: TrainConfig, env: EnvSpec, device: torch.device) -> Repl
     return replay
 
 
+def noise_buffer(config: TrainConfig, device: torch.device) -> DatasetBuffer:
+    """Build the buffer of an offline run from the noise that the peers learn from."""
+    assert isinstance(config.algo_config, OfflineConfig)
+    noise = noise_columns()
+    dataset = OfflineDataset(
+        observations=noise["observations"],
+        actions=noise["actions"],
+        rewards=noise["rewards"],
+        next_observations=np.roll(noise["observations"], -1, 0),
+        terminations=noise["terminals"] > 0,
+        truncations=np.zeros(SAC.buffer, bool),
+        learner_units=True,
+    )
+    return DatasetBuffer(
+        dataset, seeds=config.all_seeds, gamma=config.algo_config.gamma, device=device
+    )
+
+
 def insert_noise(replay: ReplayBuffer, count: int) -> None:
     """Insert `count` transitions of noise, no episode ending in them."""
     index = torch.arange(replay.inserted.value, replay.inserted.value + count) % replay.capacity
@@ -100,12 +141,32 @@ class Updates:
         """Stop what was started."""
         self.runner.accelerator.close()
 
+    def sizes(self) -> dict[str, int]:
+        """Return what must be equal on all sides: parameters of one seed, rows, batch."""
+        learner: Any = self.learner
+        model, seeds = learner.model, learner.num_seeds
+        parts = {"actor": model.actor, "critics": model.critic}
+        if hasattr(model, "value_net"):
+            parts["value"] = model.value_net
+        found = {
+            f"parameters of {name}": sum(p.numel() for p in part.parameters()) // seeds
+            for name, part in parts.items()
+        }
+        if hasattr(model, "log_std"):
+            found["parameters of actor"] += model.log_std.numel() // seeds
+        return found | {"rows": len(self.runner.replay), "batch": learner.config.batch_size}
+
 
 def prepare_updates(config: TrainConfig, device: torch.device) -> Updates:
-    """Build everything that `run_off_policy` builds to do its updates."""
+    """Build everything that the algorithm's loop builds to do its updates."""
     env = task_spec()
     learner = build_learner(config, env, device)
-    replay = full_replay(config, env, device)
+    replay: ReplayBuffer
+    if isinstance(config.algo_config, OfflineConfig):
+        replay = noise_buffer(config, device)
+        learner.see_data(replay)
+    else:
+        replay = full_replay(config, env, device)
     metrics = list(get_algorithm_spec(config.algo).metrics)
     recorder = MetricRecorder(metrics, len(config.all_seeds), learner.device)
     messages: list[str] = []

@@ -26,7 +26,7 @@ from bench.memory import peak_bytes, smallest_presets
 from bench.options import BenchError, Options
 from bench.ours import dqn
 from bench.pace import Pace, WorkSettings
-from bench.rows import ROWS, Bar, names_of
+from bench.rows import ALGOS, ROWS, Bar, names_of
 from bench.table import WIDTH, format_failure, format_figure, header
 from bench.timers import Timers
 
@@ -116,7 +116,7 @@ def test_a_ratio_without_a_peer_is_not_judged() -> None:
 
 def test_lines_fit_a_terminal_of_100_columns() -> None:
     wide = figure(
-        label="gpu-sac 128 bf16",
+        label="gpu-td3_bc 128 bf16",
         samples={"off": [1234567.0], "graph": [1234567.0], "axiomrl": [1234567.0], "sb3": [0.01]},
         bar=Bar("at least", 95_000),
         notes=("a sentence that is much longer than a line of the terminal can hold " * 2,),
@@ -150,7 +150,7 @@ def test_the_report_survives_json() -> None:
 
 def test_without_rows_all_of_the_cpu_are_measured_and_groups_can_be_named() -> None:
     assert parse([])[0] == names_of("cpu")
-    assert parse(["sac", "gpu", "sac"])[0] == ["sac", "gpu-sac", "gpu-seeds"]
+    assert parse(["sac", "gpu", "sac"])[0] == ["sac", "gpu-sac", "gpu-update", "gpu-seeds"]
     assert {*names_of("cpu"), *names_of("gpu")} == set(ROWS)
 
 
@@ -160,7 +160,8 @@ def test_peers_are_given_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--peer", "sb4=/a"], ["--peer", "/a"], ["sak"], ["--repeats", "0"]]
+    "wrong",
+    [["--peer", "sb4=/a"], ["--peer", "/a"], ["sak"], ["--repeats", "0"], ["--algo", "sac,ppo"]],
 )
 def test_mistakes_on_the_command_line_are_named(
     wrong: list[str], capsys: pytest.CaptureFixture[str]
@@ -280,6 +281,24 @@ def test_updates_of_several_seeds_are_counted_per_seed() -> None:
     assert (made.unit, made.bar, made.label) == ("seed-steps/s", None, "gpu-sac 2 fp32")
     (rate,) = made.extra["gradient_steps_per_second"]
     assert made.ours == pytest.approx(2 * rate)
+
+
+def test_the_algorithm_of_updates_is_chosen_and_gpu_sac_stays_sac() -> None:
+    module = importlib.import_module("bench.gpu_updates")
+    options = replace(ON_CPU, precisions=("fp32",), algos=("td3_bc",))
+    (made,) = module.measure(ROWS["gpu-update"], options)
+    assert (made.label, made.extra["algo"]) == ("gpu-td3_bc 2 fp32", "td3_bc")
+    assert made.ours is not None
+    assert made.ours > 0
+    works = list(module._works(ROWS["gpu-sac"], replace(options, seeds=None)))
+    assert [(work.algo, work.count) for work in works] == [("sac", 1), ("sac", 32), ("sac", 128)]
+
+
+def test_bars_of_updates_are_of_lines_that_the_row_has() -> None:
+    module = importlib.import_module("bench.gpu_updates")
+    for name, algos in (("gpu-sac", None), ("gpu-update", ALGOS)):
+        works = module._works(ROWS[name], replace(ON_CPU, seeds=None, algos=algos))
+        assert set(ROWS[name].bars) <= {work.bar_name for work in works}
 
 
 def test_the_time_of_a_run_is_split_and_adds_up() -> None:
