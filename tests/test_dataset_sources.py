@@ -206,8 +206,7 @@ def test_files_are_unpacked_piece_by_piece(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_dataset(toy_data(), tmp_path / "a", kind)
-    for module in ("dataset_unpack", "dataset_hdf5"):
-        monkeypatch.setattr(f"rl_training.data.{module}.CHUNK_ROWS", 64)
+    monkeypatch.setattr("rl_training.data.dataset_blocks.CHUNK_ROWS", 64)
     data = load_transition_dataset(kind, path=tmp_path / "a", unpack_into=tmp_path)
     assert isinstance(data.observations, np.memmap)
     assert data.digest() == toy_data().digest()

@@ -14,6 +14,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_training.data.dataset_blocks import (
+    blocks,
+    column_blocks,
+    count_at_border,
+    joined,
+    range_of,
+)
 from rl_training.data.dataset_columns import rows_with_reset_for_successor
 from rl_training.data.dataset_rewards import off_scale, reward_scales
 from rl_training.data.dataset_units import (
@@ -23,7 +30,7 @@ from rl_training.data.dataset_units import (
     check_fits,
     rows_outside_box,
 )
-from rl_training.data.offline_dataset import CHUNK_ROWS, OfflineDataset
+from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.errors import DataError
 
 Level = Literal["error", "warning", "note"]
@@ -121,23 +128,18 @@ def check_dataset(dataset: OfflineDataset, env_spec: TaskSpec | None = None) -> 
     return sorted(found, key=lambda finding: order.index(finding.level))
 
 
-def _chunks(count: int) -> Iterator[slice]:
-    return (slice(start, start + CHUNK_ROWS) for start in range(0, count, CHUNK_ROWS))
-
-
 def _not_finite(subject: Subject) -> Iterator[Finding]:
     for name, column in subject.data.columns():
         if column.dtype.kind != "f":
             continue
         bad = [
-            part.start + np.flatnonzero(any_in_row(~np.isfinite(rows)))
-            for part in _chunks(len(column))
-            for rows in (column[part],)
+            block.start + np.flatnonzero(any_in_row(~np.isfinite(column[block])))
+            for block in column_blocks(column)
         ]
         yield from subject.at_rows(
             "not_finite",
             "error",
-            np.concatenate(bad),
+            joined(bad),
             f"column {name} holds NaN or infinity",
             "remove these rows and mark the row before each as truncated",
         )
@@ -149,12 +151,12 @@ def _broken_chain(subject: Subject) -> Iterator[Finding]:
     slack = 1e-4 * np.where(np.isfinite(deviation), deviation, 1.0) + 1e-6
     inside = ~data.ends[:-1]
     broken = []
-    for part in _chunks(len(data) - 1):
-        left = data.next_observations[part.start : min(part.stop, len(data) - 1)]
-        right = data.observations[part.start + 1 : min(part.stop, len(data) - 1) + 1]
+    for block in blocks(len(data) - 1, data.kind("observations").row_bytes):
+        left = data.next_observations[block]
+        right = data.observations[block.start + 1 : block.stop + 1]
         apart = np.abs(np.asarray(left, np.float32) - right) > slack
-        broken.append(part.start + np.flatnonzero(any_in_row(apart)))
-    rows = np.concatenate(broken) if broken else np.zeros(0, np.int64)
+        broken.append(block.start + np.flatnonzero(any_in_row(apart)))
+    rows = joined(broken)
     rows = rows[inside[rows]]
     if len(rows) > 0.5 * max(int(inside.sum()), 1):
         advice = (
@@ -190,9 +192,10 @@ def _outside_box(subject: Subject) -> Iterator[Finding]:
     actions, task = subject.data.actions, subject.task
     discrete = subject.data.is_discrete
     rows = rows_outside_box(actions, task)
+    low, high = range_of(actions)
     message = f"actions lie outside the box of {task.env_id}"
     if len(rows):
-        worst = f"from {np.nanmin(actions):g} to {np.nanmax(actions):g}"
+        worst = f"from {np.nanmin(low):g} to {np.nanmax(high):g}"
         message = f"actions lie outside {box_text(task)} of {task.env_id}: they reach {worst}"
     advice = (
         "use the data of this task"
@@ -201,7 +204,7 @@ def _outside_box(subject: Subject) -> Iterator[Finding]:
     )
     yield from subject.at_rows("outside_box", "error", rows, message, advice)
     if not discrete and task.action_low is not None and task.action_high is not None:
-        reach = float(np.nanmax(np.abs(actions)))
+        reach = max(float(-np.nanmin(low)), float(np.nanmax(high)))
         widest = max(np.abs(task.action_low).max(), np.abs(task.action_high).max())
         if 0.99 <= reach <= 1.0 and widest > 1.5:
             yield Finding(
@@ -217,10 +220,9 @@ def _saturated(subject: Subject) -> Iterator[Finding]:
     data = subject.data
     if data.is_discrete:
         return
-    actions = np.asarray(data.actions)
-    low, high = actions.min(axis=0), actions.max(axis=0)
-    at_border = (actions == low) | (actions == high)
-    share = at_border.mean(axis=0)
+    low, high = range_of(data.actions)
+    at_border = count_at_border(data.actions, low, high)
+    share = at_border / len(data)
     for entry in np.flatnonzero((share > SATURATED) | (low == high)).tolist():
         constant = low[entry] == high[entry]
         what = "never changes" if constant else f"is at its border in {share[entry]:.0%} of rows"
@@ -230,7 +232,7 @@ def _saturated(subject: Subject) -> Iterator[Finding]:
             message=f"action entry {entry} {what} ({low[entry]:g} to {high[entry]:g})",
             advice="a Gaussian policy cannot imitate the border of the box well; clipping by the "
             "recorder is a common cause",
-            count=int(at_border[:, entry].sum()),
+            count=int(at_border[entry]),
         )
 
 

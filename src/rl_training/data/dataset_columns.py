@@ -5,6 +5,7 @@ Shapes: N rows.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_training.data.dataset_blocks import (
+    COLUMNS,
+    blocks,
+    column_blocks,
+    joined,
+    kind_of_column,
+)
 from rl_training.data.dataset_units import any_in_row
-from rl_training.data.offline_dataset import CHUNK_ROWS, COLUMNS, OfflineDataset
+from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.errors import DataError
 from rl_training.validation import suggest
 
@@ -219,13 +227,14 @@ def check_finite(raw: RawData) -> None:
     for name, column in raw.columns.items():
         if column.dtype.kind != "f":
             continue
-        for start in range(0, len(column), CHUNK_ROWS):
-            rows = column[start : start + CHUNK_ROWS]
+        for block in column_blocks(column):
+            rows = column[block]
             if np.isfinite(rows).all():
                 continue
             bad = np.flatnonzero(any_in_row(~np.isfinite(rows)))
             raise DataError(
-                f"{raw.where}: {raw.keys[name]} holds NaN or infinity at row {start + int(bad[0])}"
+                f"{raw.where}: {raw.keys[name]} holds NaN or infinity at row "
+                f"{block.start + int(bad[0])}"
                 "; repair or remove the row (rl-training data check lists all of them)"
             )
 
@@ -269,9 +278,16 @@ def rows_with_reset_for_successor(columns: Mapping[str, Array]) -> NDArray[np.in
     ends = columns["terminations"] | columns["truncations"]
     rows = np.flatnonzero(columns["truncations"] & ~columns["terminations"])
     rows = rows[rows + 1 < len(ends)]
-    successors, firsts = columns["next_observations"][rows], columns["observations"][rows + 1]
-    wrong = rows[~any_in_row(successors != firsts)]
-    few_starts = len(rows) > 1 and len(np.unique(firsts, axis=0)) <= len(rows) // 2
+    found, starts = [], set()
+    width = kind_of_column(columns["observations"]).row_bytes
+    for block in blocks(len(rows), width):
+        chosen = rows[block]
+        successors = columns["next_observations"][chosen]
+        firsts = np.ascontiguousarray(columns["observations"][chosen + 1])
+        found.append(chosen[~any_in_row(successors != firsts)])
+        starts |= {hashlib.sha256(first.tobytes()).digest() for first in firsts}
+    wrong = joined(found)
+    few_starts = len(rows) > 1 and len(starts) <= len(rows) // 2
     return wrong[:0] if few_starts and len(wrong) < 0.9 * len(rows) else wrong
 
 

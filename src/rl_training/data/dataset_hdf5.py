@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from rl_training.data.dataset_blocks import column_blocks
 from rl_training.data.dataset_columns import RawData, find_keys
 from rl_training.data.dataset_unpack import unpack
-from rl_training.data.offline_dataset import CHUNK_ROWS, OfflineDataset
+from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.errors import DataError, MissingExtraError
 
 NAMES = {"terminations": "terminals", "truncations": "timeouts"}
@@ -72,8 +73,7 @@ def _read(file: Any, key: str, where: str, folder: Path | None) -> Any:
     try:
         if folder is None or not column.size:
             return np.asarray(column[()])
-        starts = range(0, len(column), CHUNK_ROWS)
-        pieces = (np.asarray(column[start : start + CHUNK_ROWS]) for start in starts)
+        pieces = (np.asarray(column[block]) for block in column_blocks(column))
         return unpack(pieces, len(column), folder / f"{key}.npy")
     except OSError as error:
         raise DataError(f"{where}: {key} cannot be read ({error}); the file is damaged") from None
@@ -88,8 +88,8 @@ def write_hdf5(dataset: OfflineDataset, path: Path) -> None:
                 NAMES.get(name, name), column.shape, column.dtype, compression="gzip"
             )
             # Piece by piece: a memory-mapped column may be larger than memory.
-            for start in range(0, len(column), CHUNK_ROWS):
-                stored[start : start + CHUNK_ROWS] = column[start : start + CHUNK_ROWS]
+            for block in column_blocks(column):
+                stored[block] = column[block]
         file.attrs["source"] = dataset.source
         if dataset.env_id is not None:
             file.attrs["env_id"] = dataset.env_id

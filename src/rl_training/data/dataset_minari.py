@@ -24,9 +24,10 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
+from rl_training.data.dataset_blocks import COLUMNS
 from rl_training.data.dataset_columns import RawData, assemble
 from rl_training.data.dataset_units import any_in_row
-from rl_training.data.offline_dataset import COLUMNS, OfflineDataset
+from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.errors import DataError, MissingExtraError
 
 Array = NDArray[Any]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_training.data.dataset_blocks import column_blocks, joined
 from rl_training.data.offline_dataset import OfflineDataset
 
 Array = NDArray[Any]
@@ -61,21 +62,26 @@ def off_scale(scales: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def _rows_to_compare(dataset: OfflineDataset) -> NDArray[np.int64]:
     """Choose rows, the same every time, whose rewards are large enough to have a scale."""
-    rng = np.random.default_rng(0)
-    rewards = np.abs(np.asarray(dataset.rewards, np.float64))
-    usable = np.isfinite(rewards) & (rewards > 0)
-    # Rewards near zero have a ratio that means nothing; a tenth of the episode's median is a
-    # bound that moves with the scale of the episode.
-    medians = np.zeros(dataset.num_episodes)
-    bounds = zip(dataset.episode_starts, dataset.episode_stops, strict=True)
-    for number, (start, stop) in enumerate(bounds):
-        kept = rewards[start:stop][usable[start:stop]]
-        medians[number] = np.median(kept) if len(kept) else 0.0
-    usable &= rewards >= 0.1 * np.repeat(medians, dataset.episode_lengths())
-    rows = np.flatnonzero(usable)
-    if len(rows) > MOST_ROWS:
-        rows = np.sort(rng.choice(rows, MOST_ROWS, replace=False))
-    return rows
+    usable = np.zeros(len(dataset), np.bool_)
+    for start, stop in zip(dataset.episode_starts, dataset.episode_stops, strict=True):
+        rewards = np.abs(np.asarray(dataset.rewards[start:stop], np.float64))
+        kept = np.isfinite(rewards) & (rewards > 0)
+        # Rewards near zero have a ratio that means nothing; a tenth of the episode's median is a
+        # bound that moves with the scale of the episode.
+        median = np.median(rewards[kept]) if kept.any() else 0.0
+        usable[start:stop] = kept & (rewards >= 0.1 * median)
+    count = int(usable.sum())
+    if count <= MOST_ROWS:
+        return np.flatnonzero(usable)
+    chosen = np.sort(np.random.default_rng(0).choice(count, MOST_ROWS, replace=False))
+    # The numbers of all usable rows would take eight times the memory of their flags.
+    found, before = [], 0
+    for block in column_blocks(usable):
+        rows = block.start + np.flatnonzero(usable[block])
+        first, last = np.searchsorted(chosen, (before, before + len(rows)))
+        found.append(rows[chosen[first:last] - before])
+        before += len(rows)
+    return joined(found)
 
 
 def _features(dataset: OfflineDataset, rows: NDArray[np.int64]) -> Array:

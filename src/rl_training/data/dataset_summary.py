@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_training.data.dataset_blocks import column_blocks, count_at_border, range_of
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.reference_scores import normalized_score, reference_scores
 
@@ -27,14 +29,32 @@ class Spread:
 
     @classmethod
     def of(cls, values: Array) -> Spread:
-        """Describe numbers."""
-        numbers = np.asarray(values, np.float64)
-        return cls(
-            mean=float(numbers.mean()),
-            std=float(numbers.std()),
-            min=float(numbers.min()),
-            max=float(numbers.max()),
-        )
+        """Describe numbers `[N]`."""
+        return spreads(np.asarray(values)[:, None])[0]
+
+
+def spreads(rows: Array) -> tuple[Spread, ...]:
+    """Describe each entry of `[N, D]`, block by block.
+
+    NaN makes mean and deviation NaN, and so the smallest and largest value.
+    """
+    centre = np.asarray(rows[0], np.float64)  # squares of large numbers would lose digits
+    total, square = np.zeros(rows.shape[1]), np.zeros(rows.shape[1])
+    low, high = np.array(centre), np.array(centre)
+    for block in column_blocks(rows):
+        numbers = np.asarray(rows[block], np.float64)
+        low = np.minimum(low, numbers.min(axis=0))
+        high = np.maximum(high, numbers.max(axis=0))
+        numbers = numbers - centre
+        total += numbers.sum(axis=0)
+        square += (numbers * numbers).sum(axis=0)
+    mean = total / len(rows)
+    std = np.sqrt(np.maximum(square / len(rows) - mean * mean, 0.0))
+    columns = (mean + centre, std, low, high)
+    return tuple(
+        Spread(mean=m, std=s, min=least, max=most)
+        for m, s, least, most in zip(*(c.tolist() for c in columns), strict=True)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,17 +130,19 @@ def summarize(dataset: OfflineDataset) -> DatasetSummary:
 def _entries(rows: Array) -> tuple[Spread, ...]:
     if rows.ndim != 2 or rows.shape[1] > MOST_ENTRIES:
         return ()
-    return tuple(Spread.of(rows[:, entry]) for entry in range(rows.shape[1]))
+    return spreads(rows)
 
 
 def _saturation(actions: Array) -> tuple[float, ...]:
     if actions.shape[1] > MOST_ENTRIES:
         return ()
-    columns = (np.asarray(actions[:, entry]) for entry in range(actions.shape[1]))
-    shares = (((c == c.min()) | (c == c.max())).mean() for c in columns)
-    return tuple(float(share) for share in shares)
+    counts = count_at_border(actions, *range_of(actions))
+    return tuple((counts / len(actions)).tolist())
 
 
 def _counts(actions: Array) -> dict[int, int]:
-    values, counts = np.unique(np.asarray(actions), return_counts=True)
-    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+    found: Counter[int] = Counter()
+    for block in column_blocks(actions):
+        values, counts = np.unique(np.asarray(actions[block]), return_counts=True)
+        found.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+    return dict(sorted(found.items()))

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_training.data.dataset_blocks import column_blocks, joined
 from rl_training.errors import DataError
 
 Array = NDArray[Any]
@@ -88,15 +89,22 @@ def check_fits(observations: Array, actions: Array, task: TaskSpec, name: str) -
 
 def rows_outside_box(actions: Array, task: TaskSpec) -> NDArray[np.int64]:
     """Return the rows whose action the task does not take, beyond rounding."""
+    found = [
+        block.start + np.flatnonzero(_outside(np.asarray(actions[block]), task))
+        for block in column_blocks(actions)
+    ]
+    return joined(found)
+
+
+def _outside(actions: Array, task: TaskSpec) -> NDArray[np.bool_]:
     if actions.dtype.kind == "i":
         assert task.num_actions is not None
-        wrong = (actions < task.action_start) | (actions >= task.action_start + task.num_actions)
-        return np.flatnonzero(wrong)
+        return (actions < task.action_start) | (actions >= task.action_start + task.num_actions)
     if task.action_low is None or task.action_high is None:
-        return np.zeros(0, np.int64)
+        return np.zeros(len(actions), np.bool_)
     low, high = np.array(task.action_low), np.array(task.action_high)
     slack = TOLERANCE * np.maximum(high - low, 1e-8)
-    return np.flatnonzero(any_in_row((actions < low - slack) | (actions > high + slack)))
+    return any_in_row((actions < low - slack) | (actions > high + slack))
 
 
 def box_text(task: TaskSpec) -> str:
@@ -129,22 +137,34 @@ def learner_actions(
     Raises:
         DataError: For an action outside the box that is not clipped, naming row, value and box.
     """
-    outside = rows_outside_box(actions, task)
-    note = None
-    if len(outside):
-        row, box = int(outside[0]), box_text(task)
-        value = np.array2string(np.asarray(actions[row]), precision=6, threshold=8)
-        found = f"{len(outside)} of {len(actions)} actions lie outside {task.env_id}'s box {box}"
-        if not clip or actions.dtype.kind == "i":
-            mend = "" if actions.dtype.kind == "i" else "; normalize_dataset_actions: true clips"
-            raise DataError(f"{name}: row {row}: action {value} is not in {box} ({found}){mend}")
-        note = f"{found} and were clipped (first at row {row}: {value})"
-    if actions.dtype.kind == "i":
-        return task.unscale_action(actions), None
-    shaped = actions.reshape(-1, *task.action_shape)
-    # Chunks, because the mapping works in float64 and the data may be large.
-    mapped = np.empty(actions.shape, np.float32)
-    for start in range(0, len(actions), 1 << 18):
-        part = slice(start, start + (1 << 18))
-        mapped[part] = task.unscale_action(shaped[part]).reshape(-1, actions.shape[1])
+    note = check_actions(actions, task, name, clip=clip)
+    mapped = np.empty(actions.shape, actions.dtype)
+    for block in column_blocks(actions):
+        mapped[block] = to_learner_units(actions[block], task)
     return mapped, note
+
+
+def to_learner_units(actions: Array, task: TaskSpec) -> Array:
+    """Map checked actions to learner units; each row by itself."""
+    if actions.dtype.kind == "i":
+        return task.unscale_action(actions)
+    shaped = actions.reshape(-1, *task.action_shape)
+    return task.unscale_action(shaped).reshape(actions.shape).astype(np.float32, copy=False)
+
+
+def check_actions(actions: Array, task: TaskSpec, name: str, *, clip: bool) -> str | None:
+    """Look whether the task takes the actions, and return a note if some will be clipped.
+
+    Raises:
+        DataError: For an action outside the box that is not clipped, naming row, value and box.
+    """
+    outside = rows_outside_box(actions, task)
+    if not len(outside):
+        return None
+    row, box = int(outside[0]), box_text(task)
+    value = np.array2string(np.asarray(actions[row]), precision=6, threshold=8)
+    found = f"{len(outside)} of {len(actions)} actions lie outside {task.env_id}'s box {box}"
+    if not clip or actions.dtype.kind == "i":
+        mend = "" if actions.dtype.kind == "i" else "; normalize_dataset_actions: true clips"
+        raise DataError(f"{name}: row {row}: action {value} is not in {box} ({found}){mend}")
+    return f"{found} and were clipped (first at row {row}: {value})"

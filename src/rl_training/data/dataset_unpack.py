@@ -10,7 +10,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_training.data.offline_dataset import CHUNK_ROWS
+from rl_training.data.dataset_blocks import blocks
 
 Array = NDArray[Any]
 
@@ -47,7 +47,8 @@ def _npz_pieces(path: Path, key: str) -> Iterator[Array]:
     with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as member:
         shape, _, dtype = _header(member)
         row_bytes = int(dtype.itemsize * np.prod(shape[1:], dtype=np.int64))
-        while piece := member.read(CHUNK_ROWS * row_bytes):
+        for block in blocks(shape[0], row_bytes):
+            piece = member.read((block.stop - block.start) * row_bytes)
             yield np.frombuffer(piece, dtype).reshape(-1, *shape[1:])
 
 

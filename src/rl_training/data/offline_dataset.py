@@ -8,7 +8,6 @@ Shapes: N rows, A action entries, E episodes.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,32 +16,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_training.data.dataset_blocks import (
+    CHUNK_ROWS,
+    COLUMNS,
+    ColumnKind,
+    Index,
+    Part,
+    blocks,
+    digest_of,
+    kind_of_column,
+)
 from rl_training.data.dataset_units import TaskSpec, check_fits, learner_actions
 from rl_training.errors import DataError
 
 Array = NDArray[Any]
-COLUMNS = (
-    "observations",
-    "actions",
-    "rewards",
-    "next_observations",
-    "terminations",
-    "truncations",
-)
-CHUNK_ROWS = 1 << 16
-"""Rows read at once where a column may be larger than memory."""
 RETURN_RANGE = 1000.0
 """Range of episode returns after `with_normalized_rewards`, as in IQL's code."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """Rows `start` to `stop` (excluded), drawn with a probability proportional to `weight`."""
-
-    start: int
-    stop: int
-    weight: float = 1.0
-    name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,7 +126,15 @@ class OfflineDataset:
 
     def episode_returns(self) -> NDArray[np.float64]:
         """Return the sum of rewards of each episode, `[E]`."""
-        return np.add.reduceat(self.rewards, self.episode_starts, dtype=np.float64)
+        found = []
+        # Whole episodes at a time: a sum in double precision copies what it adds up.
+        stops = np.searchsorted(self.episode_stops, range(CHUNK_ROWS, len(self), CHUNK_ROWS))
+        for group in np.split(np.arange(self.num_episodes), np.unique(stops)):
+            if len(group):
+                start, stop = self.episode_starts[group[0]], self.episode_stops[group[-1]]
+                rewards = np.asarray(self.rewards[start:stop], np.float64)
+                found.append(np.add.reduceat(rewards, self.episode_starts[group] - start))
+        return np.concatenate(found)
 
     def returns_to_go(self, gamma: float) -> NDArray[np.float32]:
         """Return the discounted sum of the rewards from each row to its episode's end, `[N]`.
@@ -154,20 +151,23 @@ class OfflineDataset:
             result[rows] += gamma * result[rows + 1]
         return result.astype(np.float32)
 
+    def kind(self, name: str) -> ColumnKind:
+        """Return what the rows of a column are."""
+        return kind_of_column(getattr(self, name))
+
+    def read(self, name: str, rows: Index) -> Array:
+        """Return rows of a column."""
+        column: Array = getattr(self, name)
+        # A plain view: indexing a mapped array as such is slow.
+        return np.asarray(column)[rows]
+
     def digest(self) -> str:
-        """Return the SHA-256 of the rows and the parts; computed once."""
+        """Return the SHA-256 of rows and parts, of huge columns in samples; see `digest_of`."""
         return self._digest
 
     @cached_property
     def _digest(self) -> str:
-        found = hashlib.sha256()
-        for name, column in self.columns():
-            found.update(f"{name} {column.dtype.str} {column.shape};".encode())
-            for start in range(0, len(column), CHUNK_ROWS):
-                found.update(np.ascontiguousarray(column[start : start + CHUNK_ROWS]).data)
-        for part in self.parts:
-            found.update(f"{part.start} {part.stop} {part.weight!r};".encode())
-        return found.hexdigest()
+        return digest_of(self)
 
     def slice(self, start: int, stop: int) -> OfflineDataset:
         """Return rows `start` to `stop` (excluded); a cut episode ends truncated."""
@@ -187,8 +187,7 @@ class OfflineDataset:
         """Return the dataset with rewards `reward_scale * r + reward_shift`."""
         if reward_scale == 1.0 and reward_shift == 0.0:
             return self
-        rewards = np.asarray(self.rewards, np.float64) * reward_scale + reward_shift
-        return replace(self, rewards=rewards.astype(np.float32))
+        return replace(self, rewards=rescaled(self.rewards, reward_scale, reward_shift))
 
     def with_normalized_rewards(self) -> OfflineDataset:
         """Return the dataset with rewards x 1000 / (largest - smallest episode return).
@@ -198,15 +197,7 @@ class OfflineDataset:
         Raises:
             DataError: When all episodes have the same return.
         """
-        returns = self.episode_returns()
-        width = float(returns.max() - returns.min())
-        if not width > 0:
-            raise DataError(
-                f"{self.name}: normalize_rewards needs episodes of different returns, but all "
-                f"{len(returns)} have {returns[0]:g}; use reward_scale instead"
-            )
-        factor = RETURN_RANGE / width
-        note = f"rewards were multiplied by {factor:.6g} (1000 / range of returns {width:.6g})"
+        factor, note = normalizing_factor(self.episode_returns(), self.name)
         return replace(self.scaled(factor), notes=(*self.notes, note))
 
     def observation_statistics(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -218,8 +209,8 @@ class OfflineDataset:
         centre = np.asarray(self.observations[0], np.float64)
         for part in self.parts:
             share = part.weight / total / (part.stop - part.start)
-            for start in range(part.start, part.stop, CHUNK_ROWS):
-                rows = self.observations[start : min(start + CHUNK_ROWS, part.stop)] - centre
+            for block in blocks(part.stop - part.start, self.kind("observations").row_bytes):
+                rows = self.observations[part.start :][block] - centre
                 mean += share * rows.sum(0)
                 square += share * (rows * rows).sum(0)
         deviation = np.sqrt(np.maximum(square - mean * mean, 0.0))
@@ -241,6 +232,27 @@ class OfflineDataset:
         actions, note = learner_actions(self.actions, env_spec, self.name, clip=clip)
         notes = (*self.notes, note) if note else self.notes
         return replace(self, actions=actions, notes=notes, learner_units=True)
+
+
+def rescaled(rewards: Array, scale: float, shift: float) -> NDArray[np.float32]:
+    """Return `scale * r + shift`, calculated in double precision."""
+    return (np.asarray(rewards, np.float64) * scale + shift).astype(np.float32)
+
+
+def normalizing_factor(returns: NDArray[np.float64], name: str) -> tuple[float, str]:
+    """Return what `normalize_rewards` multiplies by, and a note.
+
+    Raises:
+        DataError: When all episodes have the same return.
+    """
+    width = float(returns.max() - returns.min())
+    if not width > 0:
+        raise DataError(
+            f"{name}: normalize_rewards needs episodes of different returns, but all "
+            f"{len(returns)} have {returns[0]:g}; use reward_scale instead"
+        )
+    factor = RETURN_RANGE / width
+    return factor, f"rewards were multiplied by {factor:.6g} (1000 / range of returns {width:.6g})"
 
 
 def concatenate(
