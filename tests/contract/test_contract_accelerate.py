@@ -118,7 +118,7 @@ def test_the_traced_update_does_what_the_eager_one_does(
     learner, env, sources = sources_of(algo, **settings)
     for name, source in sources.items():
         with counted(learner, count_of_phase(learner, name)):
-            arguments = example_arguments(name, learner, env, 2)
+            arguments = example_arguments(source, learner, env, 2)
             program = interpreted(source, arguments)
             for _ in range(3):
                 gap = compare(source, program, arguments)
@@ -132,7 +132,7 @@ def test_a_traced_update_is_the_same_at_every_stage_of_a_run(algo: str) -> None:
     learner, env, sources = sources_of(algo)
     for name, source in sources.items():
         with counted(learner, count_of_phase(learner, name)):
-            arguments = example_arguments(name, learner, env, 2)
+            arguments = example_arguments(source, learner, env, 2)
             learner.set_progress(0.0)
             first = trace(source, arguments)
             learner.set_progress(0.6)
@@ -147,7 +147,7 @@ def test_values_that_vary_are_inputs_of_a_trace(algo: str) -> None:
         traces = {}
         for name, source in sources.items():
             with counted(learner, count_of_phase(learner, name)):
-                traces[name] = trace(source, example_arguments(name, learner, env, 2))
+                traces[name] = trace(source, example_arguments(source, learner, env, 2))
         codes.append({name: made.graph.code for name, made in traces.items()})
         used = {path for made in traces.values() for path in made.inputs}
         assert any("learner.varied.learning_rate" in path for path in used)
@@ -194,7 +194,7 @@ def test_an_update_in_bf16_stays_close_to_one_in_fp32(algo: str) -> None:
         if name in ("act", "sample"):
             continue
         with counted(learner, count_of_phase(learner, name)):
-            arguments = example_arguments(name, learner, env, 2)
+            arguments = example_arguments(source, learner, env, 2)
             program = interpreted(source, arguments)
             set_precision(learner, "bf16")
             gap = compare(source, program, arguments)

@@ -34,9 +34,8 @@ class Standardized:
     def see_data(self, buffer: ReplayBuffer) -> None:
         """Take mean and variance of the observations as batches will show them."""
         if self.config.normalize_observations:
-            for part, weight in buffer.parts():
-                rows = buffer.rows["obs"][:, part].float()
-                self.obs_norm.update(rows.expand(self.num_seeds, -1, -1), weight)
+            for rows, weight in buffer.observation_blocks():
+                self.obs_norm.update(rows.expand(self.num_seeds, -1, -1).float(), weight)
 
     def normalize(self, obs: Tensor) -> Tensor:
         """Standardise observations `[S, B, ...]` when asked to."""

@@ -97,7 +97,7 @@ def column_blocks(column: Array) -> Iterator[slice]:
 
 def is_mapped(column: Array) -> bool:
     """Whether an array lies in a file; what is calculated from a mapped one does not."""
-    return isinstance(column, np.memmap) and column._mmap is not None
+    return isinstance(column, np.memmap) and column.filename is not None
 
 
 def digest_of(source: RowSource) -> str:

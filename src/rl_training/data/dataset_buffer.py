@@ -6,29 +6,47 @@ Shapes: S seeds, B batch, N rows, P sources of a mix.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.data.batch import TransitionBatch
-from rl_training.data.offline_dataset import OfflineDataset
+from rl_training.data.dataset_blank import UNCOUNTED, BlankRows, DatasetShape
+from rl_training.data.dataset_blocks import Index, RowSource, blocks
 from rl_training.data.replay_buffer import Array, ReplayBuffer
 from rl_training.errors import CheckpointError
+from rl_training.rng import Rng
 from rl_training.state import require_same_keys
 
 LARGEST = 2**31 - 1
+FIELDS = {
+    "obs": "observations",
+    "action": "actions",
+    "next_obs": "next_observations",
+    "reward": "rewards",
+    "continues": "terminations",
+    "truncated": "truncations",
+}
+"""Columns that the fields of a batch are made of."""
+
+
+def read_field(source: RowSource, field: str, rows: Index) -> Array:
+    """Return rows of a field of a batch."""
+    values = source.read(FIELDS[field], rows)
+    return ~values if field == "continues" else values
 
 
 class DatasetBuffer(ReplayBuffer):
     """The rows of a dataset on the learner's device; a checkpoint holds their digest alone."""
 
     read_only = (*ReplayBuffer.read_only, "_shares", "_starts", "_lengths")
+    is_mapped: ClassVar[bool] = False
+    """Whether rows stay where they are, so that batches are drawn outside of compiled updates."""
 
     def __init__(
         self,
-        dataset: OfflineDataset,
+        dataset: RowSource,
         *,
         seeds: Sequence[int] = (0,),
         gamma: float = 0.99,
@@ -45,12 +63,13 @@ class DatasetBuffer(ReplayBuffer):
             device: Where the rows live and batches are made.
         """
         assert dataset.learner_units, "map the dataset's actions to learner units first"
+        obs, action = dataset.kind("observations"), dataset.kind("actions")
         super().__init__(
             len(dataset),
-            dataset.observations.shape[1:],
-            dataset.actions.shape[1:],
-            action_dtype=torch.int64 if dataset.is_discrete else torch.float32,
-            obs_dtype=torch.uint8 if dataset.observations.dtype == np.uint8 else torch.float32,
+            obs.shape,
+            action.shape,
+            action_dtype=torch.int64 if action.dtype.kind == "i" else torch.float32,
+            obs_dtype=torch.uint8 if obs.dtype == np.uint8 else torch.float32,
             seeds=seeds,
             gamma=gamma,
             n_step=n_step,
@@ -58,16 +77,17 @@ class DatasetBuffer(ReplayBuffer):
             shared=True,
         )
         self._digest = dataset.digest()
-        columns: dict[str, Array] = {
-            "obs": dataset.observations,
-            "action": dataset.actions,
-            "next_obs": dataset.next_observations,
-            "reward": dataset.rewards,
-            "continues": ~dataset.terminations,
-            "truncated": dataset.truncations,
-        }
-        for name, rows in self.rows.items():
-            rows[0].copy_(torch.from_numpy(np.array(columns[name])))
+        self.shape = DatasetShape(
+            # What is drawn outside does not depend on the number of rows.
+            rows=max(UNCOUNTED, n_step) if self.is_mapped else len(dataset),
+            parts=len(dataset.parts),
+            obs_shape=obs.shape,
+            obs_dtype=str(obs.dtype),
+            action_shape=action.shape,
+            action_dtype=str(action.dtype),
+            mapped=self.is_mapped,
+        )
+        self._take(dataset)
         self.set_inserted(len(dataset))
         parts = dataset.parts
         weight = torch.tensor([part.weight for part in parts], dtype=torch.float64)
@@ -78,15 +98,21 @@ class DatasetBuffer(ReplayBuffer):
         scale = len(dataset) / sum(part.weight for part in parts)
         self._parts = [(slice(part.start, part.stop), part.weight * scale) for part in parts]
 
-    def sample(self, batch_size: int) -> TransitionBatch:
+    def _take(self, dataset: RowSource) -> None:
+        """Copy the rows, block by block."""
+        if isinstance(dataset, BlankRows):
+            return
+        for field, rows in self.rows.items():
+            for block in blocks(len(dataset), dataset.kind(FIELDS[field]).row_bytes):
+                values = np.array(read_field(dataset, field, block))
+                rows[0, block].copy_(torch.from_numpy(values))
+
+    def draw_rows(self, rng: Rng, batch_size: int) -> Tensor:
         """Draw a source by weight and a row of it uniformly, with replacement."""
         if self._lengths.shape[0] == 1:
-            return super().sample(batch_size)
-        return self.gather(self._mixed(batch_size))
-
-    def _mixed(self, batch_size: int) -> Tensor:
-        source = torch.searchsorted(self._shares, self.rng.uniform(batch_size), right=True)
-        row = self.rng.integers(LARGEST, batch_size) % self._lengths[source]
+            return super().draw_rows(rng, batch_size)
+        source = torch.searchsorted(self._shares, rng.uniform(batch_size), right=True)
+        row = rng.integers(LARGEST, batch_size) % self._lengths[source]
         return self._starts[source] + row
 
     def parts(self) -> list[tuple[slice, float]]:

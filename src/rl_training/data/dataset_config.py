@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, model_validator
 
-from rl_training.data.dataset_sources import DatasetKind, load_transition_dataset
+from rl_training.data.dataset_sources import (
+    DatasetKind,
+    load_transition_dataset,
+    require_room,
+)
 from rl_training.data.dataset_units import TaskSpec
-from rl_training.data.offline_dataset import OfflineDataset, concatenate
+from rl_training.data.dataset_view import DatasetView, view_of
+from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.validation import NonNegativeInt, PositiveFloat, PositiveInt, Settings, StrictModel
+
+DatasetStorage = Literal["auto", "device", "mapped"]
 
 
 def _list_to_tuple(value: object) -> object:
@@ -57,6 +64,10 @@ class DatasetSettings(Settings):
     """Seed of `random`."""
     dataset_mix: Sources = ()
     """Several sources `{kind, path, id, weight}`; a batch draws a source by weight, then a row."""
+    dataset_storage: DatasetStorage = "auto"
+    """`device` copies the rows there, `mapped` reads each batch from a folder of `npy` files.
+
+    `auto` takes `device` when the rows fit into four fifths of its free memory."""
     reward_scale: float = 1.0
     """Factor on every reward."""
     reward_shift: float = 0.0
@@ -91,13 +102,21 @@ def _check_names(prefix: str, kind: str, path: str | None, dataset_id: str | Non
             )
 
 
-def load_configured(settings: DatasetSettings, env_spec: TaskSpec) -> OfflineDataset:
-    """Load the data that settings name: in learner units, rewards as asked for, mixed by weight.
+def open_configured(
+    settings: DatasetSettings, env_spec: TaskSpec, *, room: int | None = None
+) -> DatasetView:
+    """Open the data that settings name, without copying what lies in files.
 
-    Observations are left as they are: `observation_statistics` serves `normalize_observations`.
+    Actions are in learner units, rewards as asked for, sources mixed by weight.  Observations are
+    left as they are: learners standardise them.
+
+    Args:
+        settings: What to load and what to do with it.
+        env_spec: The task.
+        room: Bytes into which a file that cannot be mapped must fit.
 
     Raises:
-        DataError: When the data cannot be read or does not fit the task.
+        DataError: When the data cannot be read or does not fit the task or the room.
     """
     sources: Sequence[DatasetSource] = settings.dataset_mix or (
         DatasetSource(
@@ -106,6 +125,8 @@ def load_configured(settings: DatasetSettings, env_spec: TaskSpec) -> OfflineDat
     )
     loaded = []
     for index, source in enumerate(sources):
+        if room is not None and source.path is not None:
+            require_room(source.kind, Path(source.path), room)
         dataset = load_transition_dataset(
             source.kind,
             path=source.path,
@@ -115,13 +136,22 @@ def load_configured(settings: DatasetSettings, env_spec: TaskSpec) -> OfflineDat
             seed=settings.dataset_seed + index,
             env_spec=env_spec,
         )
-        loaded.append(dataset.in_learner_units(env_spec, clip=settings.normalize_dataset_actions))
-    if settings.dataset_mix:
-        result = concatenate(loaded, [source.weight for source in sources])
-    else:
-        result = loaded[0]
-    if settings.normalize_rewards:
-        result = result.with_normalized_rewards()
-    return replace(
-        result.scaled(settings.reward_scale, settings.reward_shift), env_id=env_spec.env_id
+        loaded.append(dataset)
+    view = view_of(
+        loaded,
+        env_spec,
+        clip=settings.normalize_dataset_actions,
+        weights=[source.weight for source in sources] if settings.dataset_mix else None,
     )
+    if settings.normalize_rewards:
+        view = view.with_normalized_rewards()
+    return view.rescaled(settings.reward_scale, settings.reward_shift)
+
+
+def load_configured(settings: DatasetSettings, env_spec: TaskSpec) -> OfflineDataset:
+    """Load the data that settings name, as `open_configured`, with changed columns in memory.
+
+    Raises:
+        DataError: When the data cannot be read or does not fit the task.
+    """
+    return open_configured(settings, env_spec).to_dataset()

@@ -66,6 +66,16 @@ def read_hdf5(path: Path, folder: Path | None = None) -> RawData:
     )
 
 
+def hdf5_bytes(path: Path) -> int:
+    """Return the size of the unpacked columns; 0 for a file that cannot be read."""
+    h5py = _library()
+    try:
+        with h5py.File(path, "r") as file:
+            return sum(int(c.nbytes) for c in file.values() if isinstance(c, h5py.Dataset))
+    except OSError:
+        return 0
+
+
 def _read(file: Any, key: str, where: str, folder: Path | None) -> Any:
     column = file[key]
     if column.dtype.kind not in "fiub":

@@ -26,6 +26,11 @@ KINDS: tuple[str, ...] = get_args(DatasetKind)
 DEFAULT_SIZE = 10_000
 SUFFIXES = {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5"}
 META_FILE = "meta.json"
+CONVERT = (
+    "make a folder of columns with rl-training data convert SOURCE FOLDER --to npy, and load that "
+    "as kind npy"
+)
+"""What to do where data must be mapped and cannot be."""
 
 
 def load_transition_dataset(
@@ -64,10 +69,7 @@ def load_transition_dataset(
     if kind not in KINDS:
         raise DataError(f"dataset kind {kind!r} is not known{suggest(kind, KINDS)}")
     if memory_map and kind != "npy":
-        raise DataError(
-            f"a dataset of kind {kind} cannot be memory-mapped; make a folder of columns with "
-            "rl-training data convert SOURCE FOLDER --to npy, and load that as kind npy"
-        )
+        raise DataError(f"a dataset of kind {kind} cannot be memory-mapped; {CONVERT}")
     if kind == "random":
         if env_spec is None:
             raise DataError("a random dataset needs env_spec (on the command line: --env)")
@@ -98,6 +100,32 @@ def kind_of(path: Path) -> str:
             "folders of .npy files); say it with --kind"
         )
     return SUFFIXES[path.suffix.lower()]
+
+
+def require_room(kind: str, path: Path, room: int) -> None:
+    """Refuse a file that would not fit into memory, before it is read.
+
+    Raises:
+        DataError: With the sizes, and how to map it instead.
+    """
+    needed = _unpacked_bytes(kind, path.expanduser())
+    if needed > room:
+        raise DataError(
+            f"{path}: it is {needed / 2**30:.1f} GiB unpacked, but {room / 2**30:.1f} GiB of "
+            f"memory are free, and kind {kind} cannot be memory-mapped; {CONVERT}"
+        )
+
+
+def _unpacked_bytes(kind: str, path: Path) -> int:
+    """Return the size of what a file holds; 0 where it is mapped, or damaged, as reading tells."""
+    if kind == "npz" and path.is_file() and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return sum(member.file_size for member in archive.infolist())
+    if kind == "hdf5" and path.is_file():
+        from rl_training.data.dataset_hdf5 import hdf5_bytes
+
+        return hdf5_bytes(path)
+    return 0
 
 
 def _existing(kind: str, path: str | Path | None) -> Path:

@@ -275,7 +275,7 @@ def concatenate(
     assert datasets, "at least one dataset"
     first = datasets[0]
     for other in datasets[1:]:
-        _check_same_kind(first, other)
+        check_same_kind(first, other)
     chosen = [float(len(d)) for d in datasets] if weights is None else list(weights)
     bounds = np.cumsum([0, *(len(d) for d in datasets)]).tolist()
     parts = tuple(
@@ -295,7 +295,12 @@ def concatenate(
     )
 
 
-def _check_same_kind(first: OfflineDataset, other: OfflineDataset) -> None:
+def check_same_kind(first: OfflineDataset, other: OfflineDataset) -> None:
+    """Check that two datasets can be mixed.
+
+    Raises:
+        DataError: When shapes or dtypes differ.
+    """
     for key in ("observations", "actions"):
         left, right = getattr(first, key), getattr(other, key)
         if left.shape[1:] != right.shape[1:] or left.dtype != right.dtype:

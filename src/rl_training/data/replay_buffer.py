@@ -11,7 +11,7 @@ Shapes: S seeds, C capacity, B batch, n environments per seed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,12 +20,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.data.batch import TransitionBatch
+from rl_training.data.dataset_blocks import blocks
 from rl_training.errors import DataError
 from rl_training.rng import Rng
 from rl_training.state import Counter, Scalar, require_same_keys
 
 Array = NDArray[Any]
 SEGMENT_BYTES = 4 << 20
+ALIGNMENT = 64
+"""Of allocated rows in bytes, as PyTorch's own."""
+
+
+def untouched_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros that take memory of the host only where they are written to."""
+    if device.type != "cpu":
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return torch.from_numpy(raw[start : start + size]).view(dtype).view(*shape)
 
 
 class ReplayBuffer:
@@ -80,7 +93,7 @@ class ReplayBuffer:
         self.inserted = Counter()
         self._size = Scalar(0, self.device, torch.int64)
         self._next = Scalar(0, self.device, torch.int64)
-        self._allocate(
+        self._lay_out(
             {
                 "obs": (tuple(obs_shape), obs_dtype),
                 "action": (tuple(action_shape), action_dtype),
@@ -91,16 +104,16 @@ class ReplayBuffer:
                 "truncated": ((), torch.float32),
             }
         )
+        self._allocate()
         on_cpu = self.device.type == "cpu"
         self._arrays = {name: rows.numpy() for name, rows in self.rows.items()} if on_cpu else None
-        width = self._table.shape[1]
-        self._staging: Array = np.zeros((self.num_tables, num_envs, width), np.float32)
+        self._staging: Array = np.zeros((self.num_tables, num_envs, self._width), np.float32)
         self._offset = torch.arange(self.num_tables, device=device).unsqueeze(1) * self.capacity
 
-    def _allocate(self, fields: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
-        """Allocate the rows; float32 fields share one table, so that a batch is one gather."""
-        lead = (self.num_tables, self.capacity)
+    def _lay_out(self, fields: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+        """Give fields their places; float32 ones share a table, so that a batch is one gather."""
         self._shapes = {name: shape for name, (shape, _) in fields.items()}
+        self._dtypes = {name: dtype for name, (_, dtype) in fields.items()}
         self._columns: dict[str, slice | int] = {}
         width = 0
         for name, (shape, dtype) in fields.items():
@@ -108,12 +121,17 @@ class ReplayBuffer:
                 size = math.prod(shape)
                 self._columns[name] = slice(width, width + size) if shape else width
                 width += size
-        table = torch.zeros((*lead, width), device=self.device)
+        self._width = width
+
+    def _allocate(self) -> None:
+        """Allocate the rows."""
+        lead = (self.num_tables, self.capacity)
+        table = untouched_zeros((*lead, self._width), torch.float32, self.device)
         self.rows = {
             name: table[..., self._columns[name]].view(*lead, *shape)
             if name in self._columns
-            else torch.zeros((*lead, *shape), dtype=dtype, device=self.device)
-            for name, (shape, dtype) in fields.items()
+            else untouched_zeros((*lead, *shape), self._dtypes[name], self.device)
+            for name, shape in self._shapes.items()
         }
         # The same memory flattened over seeds, as it is sampled from.
         self._table = table.flatten(0, 1)
@@ -184,12 +202,29 @@ class ReplayBuffer:
         """Draw `batch_size` transitions per seed, uniformly and with replacement."""
         if not len(self):
             raise DataError("the replay buffer is empty: add transitions before sampling")
-        return self.gather(self.rng.integers(self._size.tensor, batch_size))
+        return self.gather(self.draw_rows(self.rng, batch_size))
+
+    def draw_rows(self, rng: Rng, batch_size: int) -> Tensor:
+        """Draw the rows of a batch, `[S, B]`."""
+        return rng.integers(self._size.tensor, batch_size)
+
+    def observation_blocks(self) -> Iterator[tuple[Tensor, float]]:
+        """Give all observations once, `[S or 1, block, ...]`, and how many rows each counts for."""
+        row_bytes = 4 * math.prod(self._shapes["obs"])
+        for part, weight in self.parts():
+            length = part.stop - part.start
+            for block in blocks(length, row_bytes):
+                rows = slice(part.start + block.start, part.start + block.stop)
+                yield self._observations(rows), weight * (block.stop - block.start) / length
+
+    def _observations(self, rows: slice) -> Tensor:
+        return self.rows["obs"][:, rows].contiguous()
 
     def gather(self, index: Tensor, weight: Tensor | None = None) -> TransitionBatch:
         """Return the transitions at rows `index` `[S, B]`, as n-step ones when asked for."""
         flat = self._flat(index)
-        table = self._table.index_select(0, flat).view(*index.shape, -1)
+        here = ("obs", "action") if self.n_step > 1 else tuple(self._shapes)
+        table = self._table_rows(flat, here).view(*index.shape, -1)
         if self.n_step == 1:
             reward = self._field("reward", table, flat)
             next_obs = self._field("next_obs", table, flat)
@@ -197,7 +232,7 @@ class ReplayBuffer:
         else:
             reward, discount, last = self._n_step(index)
             flat_last = self._flat(last)
-            last_table = self._table.index_select(0, flat_last).view(*index.shape, -1)
+            last_table = self._table_rows(flat_last, ("next_obs",)).view(*index.shape, -1)
             next_obs = self._field("next_obs", last_table, flat_last)
         return TransitionBatch(
             obs=self._field("obs", table, flat),
@@ -219,7 +254,21 @@ class ReplayBuffer:
         if name in self._columns:
             columns = table[..., self._columns[name]]
             return columns if len(shape) < 2 else columns.view(*columns.shape[:-1], *shape)
-        return self._loose[name].index_select(0, flat).view(*table.shape[:2], *shape)
+        return self._loose_rows(name, flat).view(*table.shape[:2], *shape)
+
+    # Where rows are read: overridden where they lie elsewhere.
+
+    def _table_rows(self, flat: Tensor, fields: Sequence[str]) -> Tensor:  # noqa: ARG002
+        """Return rows of the table `[R, width]`, of which at least `fields` are filled in."""
+        return self._table.index_select(0, flat)
+
+    def _scalar_rows(self, flat: Tensor) -> Tensor:
+        """Return reward, continues and truncated `[R, 3]`."""
+        return self._scalars.index_select(0, flat)
+
+    def _loose_rows(self, name: str, flat: Tensor) -> Tensor:
+        """Return rows of a field that is not in the table, `[R, ...]`."""
+        return self._loose[name].index_select(0, flat)
 
     def _n_step(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Sum up to n rewards from `index`, stopping at an episode's end or the newest row.
@@ -232,7 +281,7 @@ class ReplayBuffer:
         ahead = age_of_newest // self.num_envs  # later steps of the same environment
         steps = torch.arange(self.n_step, device=self.device)
         rows = (index.unsqueeze(-1) + steps * self.num_envs) % self.capacity  # [S, B, n]
-        scalars = self._scalars.index_select(0, self._flat(rows.flatten(1)))
+        scalars = self._scalar_rows(self._flat(rows.flatten(1)))
         reward, continues, truncated = scalars.view(*rows.shape, 3).unbind(-1)
         terminated = 1 - continues
         ended = torch.maximum(terminated, truncated)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,8 @@ from torch import Tensor
 from rl_training.algorithms.base import AnyLearner, Metrics, OnPolicyLearner, UpdateResult
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.data.dataset_blank import DatasetShape
+from rl_training.data.dataset_buffer import DatasetBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
@@ -103,8 +106,13 @@ class Accelerator:
             return math.inf
         return math.ceil(EAGER_SECONDS / seconds)
 
-    def prepare(self, sources: Sequence[Source]) -> None:
-        """Begin to compile in another process, where that is possible."""
+    def prepare(self, sources: Sequence[Source], data: DatasetShape | None = None) -> None:
+        """Begin to compile in another process, where that is possible.
+
+        Args:
+            sources: What to compile.
+            data: The dataset that an offline learner learns from.
+        """
         if self._failed or self.learner.device.type != "cpu":
             return
         request = Request(
@@ -114,6 +122,7 @@ class Accelerator:
             threads=torch.get_num_threads(),
             precision=self.config.precision,
             programs=tuple(source.name for source in sources),
+            data=None if data is None else asdict(data),
         )
         try:
             self._job = CompileJob(request)
@@ -172,7 +181,7 @@ class Accelerator:
 
     def _arguments(self, source: Source) -> tuple[Any, ...]:
         undo = Undo(source)
-        arguments = example_arguments(source.name, self.learner, self.env, self.config.num_envs)
+        arguments = example_arguments(source, self.learner, self.env, self.config.num_envs)
         undo()
         return arguments
 
@@ -240,7 +249,8 @@ class ReplayRunner:
         self._sources = replay_sources(learner, replay, recorder.names)
         self._switch_at = accelerator.first_update(planned, 1, config.batch_size)
         if self._switch_at < math.inf:
-            accelerator.prepare(list(self._sources.values()))
+            data = replay.shape if isinstance(replay, DatasetBuffer) else None
+            accelerator.prepare(list(self._sources.values()), data)
         self._act: Callable[[Tensor], Tensor] | None = None
         self._updates: dict[int, Callable[[int], int]] = {}
 
@@ -281,17 +291,22 @@ class ReplayRunner:
             if name.startswith("update-"):
                 phase = int(name.removeprefix("update-"))
                 assert name == update_name(phase)
-                self._updates[phase] = self._fast_update(phase, program)
+                self._updates[phase] = self._fast_update(phase, program, self._sources[name].feed)
 
-    def _fast_update(self, phase: int, program: Program) -> Callable[[int], int]:
+    def _fast_update(
+        self, phase: int, program: Program, feed: Callable[[], tuple[Any, ...]] | None
+    ) -> Callable[[int], int]:
+        if self.accelerator.captures and feed is None:
+            return CapturedUpdates(self.learner, self.recorder, program, phase)
+        call = CapturedCall(program) if self.accelerator.captures else program
+
         def once(_: int) -> int:
-            self.recorder.record_rows(program().unsqueeze(0))
+            rows = call() if feed is None else call(*feed())
+            self.recorder.record_rows(rows.unsqueeze(0))
             self.learner.num_updates.value += 1
             return 1
 
-        if not self.accelerator.captures:
-            return once
-        return CapturedUpdates(self.learner, self.recorder, program, phase)
+        return once
 
 
 class RolloutRunner:

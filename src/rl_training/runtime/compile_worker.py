@@ -1,6 +1,7 @@
 """The compiling process: `python -m rl_training.runtime.compile_worker FOLDER`.
 
-Builds the learner of the request in the folder, traces its programs and writes them there.
+Builds the learner of the request in the folder, traces its programs and writes them there.  Rows of
+replay and datasets are zeros that take no memory: a program depends on their shapes alone.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import torch
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.spec import Loop
+from rl_training.data.dataset_blank import BlankRows, DatasetShape
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.precision import set_precision
 from rl_training.runtime.compiling import Request, load_library, write_library
-from rl_training.runtime.replay import load_buffer, make_replay
+from rl_training.runtime.replay import dataset_buffer, make_replay
 from rl_training.runtime.sources import (
     count_of_phase,
     counted,
@@ -42,7 +44,9 @@ def build(request: Request) -> tuple[AnyLearner, EnvSpec, TrainConfig, dict[str,
         assert isinstance(learner, OnPolicyLearner)
         return learner, env, config, rollout_sources(learner)
     if spec.loop is Loop.OFFLINE:
-        buffer, _ = load_buffer(learner, env, config.all_seeds)
+        assert request.data is not None
+        rows = BlankRows(DatasetShape.from_record(request.data))
+        buffer = dataset_buffer(rows, learner, config.all_seeds, mapped=rows.shape.mapped)
         return learner, env, config, replay_sources(learner, buffer, list(spec.metrics))
     assert isinstance(learner.config, ReplayConfig)
     replay = make_replay(learner.config, env, config.num_envs, config.all_seeds, learner.device)
@@ -58,7 +62,7 @@ def compile_programs(folder: Path) -> None:
     learner, env, config, sources = build(request)
     for name in request.programs:
         source = sources[name]
-        arguments = example_arguments(name, learner, env, config.num_envs)
+        arguments = example_arguments(source, learner, env, config.num_envs)
         with counted(learner, count_of_phase(learner, name)):
             made = trace(source, arguments)
             _move_schedules(learner, source)

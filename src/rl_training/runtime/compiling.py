@@ -64,6 +64,8 @@ class Request:
     threads: int
     precision: Precision
     programs: tuple[str, ...]
+    data: dict[str, Any] | None = None
+    """`DatasetShape` of an offline learner: the number of rows is a constant of its programs."""
 
     @property
     def key(self) -> str:

@@ -11,12 +11,19 @@ import torch
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.data.dataset_blocks import COLUMNS, RowSource
 from rl_training.data.dataset_buffer import DatasetBuffer
-from rl_training.data.dataset_config import load_configured
+from rl_training.data.dataset_config import DatasetStorage, open_configured
+from rl_training.data.dataset_sources import CONVERT
+from rl_training.data.dataset_view import DatasetView
+from rl_training.data.mapped_buffer import MappedBuffer
 from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
+
+DEVICE_SHARE = 0.8
+"""Share of the free memory that `dataset_storage: auto` fills with rows."""
 
 
 def make_replay(
@@ -53,16 +60,21 @@ def make_replay(
     )
 
 
-def _require_free(needed: int, what: str, device: torch.device) -> None:
-    """Refuse what cannot fit, before the machine finds out."""
+def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = psutil.virtual_memory().available
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+def _require_free(
+    needed: int, what: str, device: torch.device, advice: str = "make it smaller"
+) -> None:
+    """Refuse what cannot fit, before the machine finds out."""
+    free = _free_bytes(device)
     if needed > free:
         raise ConfigError(
             f"{what} needs {needed / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB of {device.type} "
-            "memory are free; make it smaller"
+            f"memory are free; {advice}"
         )
 
 
@@ -72,13 +84,47 @@ def load_buffer(
     """Load the dataset that the settings name; also returns what there is to say about it."""
     settings = learner.config
     assert isinstance(settings, OfflineConfig)
-    dataset = load_configured(settings, spec)
-    _require_free(dataset.nbytes, f"the dataset {dataset.name}", learner.device)
-    buffer = DatasetBuffer(
-        dataset,
-        seeds=seeds,
-        gamma=settings.gamma,
-        n_step=settings.n_step,
-        device=learner.device,
+    view = open_configured(settings, spec, room=_free_bytes(torch.device("cpu")))
+    mapped = stays_on_disk(settings.dataset_storage, view, learner.device)
+    buffer = dataset_buffer(view, learner, seeds, mapped=mapped)
+    said = f"the dataset stays on disk: {view.name} is read batch by batch"
+    return buffer, (*view.notes, said) if mapped else view.notes
+
+
+def stays_on_disk(storage: DatasetStorage, view: DatasetView, device: torch.device) -> bool:
+    """Decide where the rows of a dataset shall be.
+
+    Raises:
+        ConfigError: When they fit nowhere, or are to be mapped and cannot be.
+    """
+    if storage == "mapped" and not view.is_mapped:
+        raise ConfigError(
+            f"algo_kwargs.dataset_storage is mapped, but {view.name} has no columns that can be "
+            f"(observations, next observations and actions in .npy files, as float32 or uint8); "
+            f"{CONVERT}"
+        )
+    needed = _device_bytes(view)
+    if storage == "auto" and view.is_mapped:
+        return needed > DEVICE_SHARE * _free_bytes(device)
+    if storage != "mapped":
+        advice = "set algo_kwargs.dataset_storage to mapped" if view.is_mapped else CONVERT
+        _require_free(needed, f"the dataset {view.name}", device, advice)
+    return storage == "mapped"
+
+
+def _device_bytes(rows: RowSource) -> int:
+    """Return the memory that rows take on a device, where flags are float32."""
+    row_bytes = [max(rows.kind(name).row_bytes, 4) for name in COLUMNS]
+    return len(rows) * sum(row_bytes)
+
+
+def dataset_buffer(
+    rows: RowSource, learner: AnyLearner, seeds: tuple[int, ...], *, mapped: bool
+) -> DatasetBuffer:
+    """Build the buffer of an offline learner."""
+    settings = learner.config
+    assert isinstance(settings, OfflineConfig)
+    kind = MappedBuffer if mapped else DatasetBuffer
+    return kind(
+        rows, seeds=seeds, gamma=settings.gamma, n_step=settings.n_step, device=learner.device
     )
-    return buffer, dataset.notes

@@ -18,7 +18,8 @@ from torch import Tensor
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner, StepOutput
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.replay_config import ReplayConfig
-from rl_training.data.batch import RolloutBatch
+from rl_training.data.batch import RolloutBatch, TransitionBatch
+from rl_training.data.mapped_buffer import MappedBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.rng import Rng
@@ -44,7 +45,16 @@ def replay_step(learner: AnyLearner, replay: ReplayBuffer) -> StepOutput:
 
 def packed_step(learner: AnyLearner, replay: ReplayBuffer, metrics: Sequence[str]) -> Tensor:
     """Do `replay_step` and return the means of the metrics `[S, M]`."""
-    found = replay_step(learner, replay).metrics
+    return _packed(learner, replay_step(learner, replay), metrics)
+
+
+def packed_learning(learner: AnyLearner, metrics: Sequence[str], batch: TransitionBatch) -> Tensor:
+    """Learn from a batch drawn before and return the means of the metrics `[S, M]`."""
+    return _packed(learner, learner.step(batch), metrics)
+
+
+def _packed(learner: AnyLearner, output: StepOutput, metrics: Sequence[str]) -> Tensor:
+    found = output.metrics
     rows = [found[name].detach().float().reshape(learner.num_seeds, -1) for name in metrics]
     return torch.stack([row.mean(1) for row in rows], 1)
 
@@ -53,16 +63,32 @@ def replay_sources(
     learner: AnyLearner, replay: ReplayBuffer, metrics: Sequence[str]
 ) -> dict[str, Source]:
     """Return acting, and one update per frequent phase, of the off-policy loop."""
-    owners = {"learner": learner, "replay": replay}
     sources = []
     if isinstance(learner.config, ReplayConfig):
         acting = partial(learner.act, explore=True)
         sources.append(Source("act", acting, {"learner": learner}))
     sources += [
-        Source(update_name(phase), partial(packed_step, learner, replay, metrics), owners)
+        _update_source(update_name(phase), learner, replay, metrics)
         for phase in frequent_phases(learner)
     ]
     return {source.name: source for source in sources}
+
+
+def _update_source(
+    name: str, learner: AnyLearner, replay: ReplayBuffer, metrics: Sequence[str]
+) -> Source:
+    """Return an update with the drawing of its batch inside, where rows are tensors."""
+    if not isinstance(replay, MappedBuffer):
+        owners = {"learner": learner, "replay": replay}
+        return Source(name, partial(packed_step, learner, replay, metrics), owners)
+    size = cast(OfflineConfig, learner.config).batch_size
+    return Source(
+        name,
+        partial(packed_learning, learner, metrics),
+        {"learner": learner},
+        feed=lambda: (replay.sample(size),),
+        examples=lambda: (replay.example(size),),
+    )
 
 
 def rollout_sources(learner: OnPolicyLearner) -> dict[str, Source]:
@@ -114,9 +140,12 @@ def count_of_phase(learner: AnyLearner, name: str) -> int:
 
 
 def example_arguments(
-    name: str, learner: AnyLearner, env: EnvSpec, num_envs: int
+    source: Source, learner: AnyLearner, env: EnvSpec, num_envs: int
 ) -> tuple[Any, ...]:
     """Return arguments with the shapes that the loop will use."""
+    name = source.name
+    if source.examples is not None:
+        return source.examples()
     rng = Rng(range(learner.num_seeds), "example", learner.device)
     obs = rng.normal(num_envs, *env.obs_shape)
     if name == "act":

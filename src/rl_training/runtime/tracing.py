@@ -31,6 +31,10 @@ class Source:
     name: str
     function: Callable[..., Any]
     owners: Owners
+    feed: Callable[[], tuple[Any, ...]] | None = None
+    """Makes the arguments of each call, where the loop does not give them."""
+    examples: Callable[[], tuple[Any, ...]] | None = None
+    """Makes arguments like those of `feed` and leaves no trace."""
 
 
 @dataclass(frozen=True)
