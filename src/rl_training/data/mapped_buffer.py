@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -129,15 +129,22 @@ def send(batch: TransitionBatch, device: torch.device) -> TransitionBatch:
     """Move a batch in one transfer."""
     if device.type == "cpu":
         return batch
+
+    def transfer(packed: Tensor) -> Tensor:
+        pinned = packed.pin_memory() if device.type == "cuda" else packed
+        return pinned.to(device, non_blocking=True)
+
+    return packed_through(batch, transfer)
+
+
+def packed_through(batch: TransitionBatch, transfer: Callable[[Tensor], Tensor]) -> TransitionBatch:
+    """Pass all tensors of a batch through `transfer` as one row of bytes."""
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
     tensors = {name: value for name, value in fields.items() if value is not None}
     # The widest numbers first, so that each begins at a multiple of its own width.
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())
     flat = [tensors[name].contiguous().view(-1).view(torch.uint8) for name in order]
-    packed = torch.cat(flat)
-    if device.type == "cuda":
-        packed = packed.pin_memory()
-    there = torch.split(packed.to(device, non_blocking=True), [part.numel() for part in flat])
+    there = torch.split(transfer(torch.cat(flat)), [part.numel() for part in flat])
     moved = {
         name: part.view(tensors[name].dtype).view(tensors[name].shape)
         for name, part in zip(order, there, strict=True)
