@@ -140,3 +140,18 @@ def test_uniform_numbers_fill_the_interval_evenly() -> None:
     counts = torch.histc(Rng((1,), "x").uniform(100_000)[0], 100, 0.0, 1.0)
     chi_square = ((counts - 1000).square() / 1000).sum().item()
     assert 60 < chi_square < 150  # 99 degrees of freedom
+
+
+def test_permutations_of_members_are_permutations_and_differ() -> None:
+    drawn = Rng((0, 1), "x").permutation(20, 3)
+    assert torch.equal(drawn.sort(-1).values, torch.arange(20).expand(2, 3, 20))
+    assert len({tuple(row.tolist()) for row in drawn.flatten(0, 1)}) == 6
+    assert torch.equal(Rng((0,), "x").permutation(20), Rng((0,), "x").permutation(20, 1)[:, 0])
+
+
+def test_seeking_goes_to_a_numbered_draw() -> None:
+    rng, other = Rng((0,), "x"), Rng((0,), "x")
+    draws = [rng.uniform(3) for _ in range(70)]
+    for position in (69, 0, 5):  # over the blocks in which starting points are made
+        other.seek(position)
+        assert torch.equal(other.uniform(3), draws[position])

@@ -108,11 +108,15 @@ class Rng:
         host >>= np.uint64(32)
         return torch.from_numpy(host.view(np.int64))
 
-    def permutation(self, length: int) -> Tensor:
-        """Draw a permutation of `length` numbers per seed, `[S, length]`."""
+    def permutation(self, length: int, *members: int) -> Tensor:
+        """Draw permutations of `length` numbers, `[S, *members, length]`."""
         if self.as_tensors:
-            return self._tensor_words((length,)).argsort(-1)
-        return torch.from_numpy(self._words((length,)).view(np.int64).argsort(-1))
+            return self._tensor_words((*members, length)).argsort(-1)
+        return torch.from_numpy(self._words((*members, length)).view(np.int64).argsort(-1))
+
+    def seek(self, position: int) -> None:
+        """Go to a numbered draw, so that what follows does not depend on what was drawn before."""
+        self.counter.fill_(position)
 
     def _words(self, shape: tuple[int, ...]) -> Words:
         """64 random bits each, `[S, *shape]`, on the host."""
