@@ -233,3 +233,36 @@ def test_learning_rate_schedules_by_hand() -> None:
         [1.0, 0.6, 0.3171573, 0.2]
     )
     assert [learning_rate_factor(step, p) for p in at] == pytest.approx([2.0, 0.2, 0.02, 0.02])
+
+
+def test_decay_per_parameter_is_that_of_pytorch() -> None:
+    for rate in (0.1, PerSeed((0.1,), "cpu")):
+        ours = [torch.randn(1, 4, 3).requires_grad_() for _ in range(3)]
+        theirs = [tensor.detach().clone().requires_grad_() for tensor in ours]
+        optimizer = Adam(ours, rate, weight_decay={ours[0]: 0.3, ours[2]: 0.1})
+        decays = (0.3, 0.0, 0.1)
+        groups = [{"params": [p], "weight_decay": d} for p, d in zip(theirs, decays, strict=True)]
+        reference = torch.optim.Adam(groups, lr=0.1)
+        for _ in range(5):
+            optimizer.minimize(torch.stack([p.square().sum((1, 2)) for p in ours]).sum(0))
+            reference.zero_grad()
+            loss = torch.stack([p.square().sum() for p in theirs]).sum()
+            torch.autograd.backward(loss)
+            reference.step()
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, other)
+
+
+def test_a_seed_that_rested_goes_on_as_if_alone_when_it_counts_for_itself() -> None:
+    start = torch.randn(2, 5)
+    group = [start.clone().requires_grad_()]
+    optimizer = Adam(group, 0.1, count_per_seed=True)
+    alone = [start[1:].clone().requires_grad_()]
+    single = Adam(alone, 0.1, count_per_seed=True)
+    for active in (True, False, False, True):
+        mask = torch.tensor([True, active])
+        optimizer.minimize(group[0].pow(4).sum(1), mask)
+        if active:
+            single.minimize(alone[0].pow(4).sum(1))
+    torch.testing.assert_close(group[0][1:], alone[0])
+    assert optimizer.step_count.tolist() == [4, 2]

@@ -8,7 +8,7 @@ between seeds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -27,7 +27,21 @@ class Adam(Stateful):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         max_grad_norm: float | None = None,
+        weight_decay: Mapping[Tensor, float] | None = None,
+        count_per_seed: bool = False,
     ) -> None:
+        """Create the state.
+
+        Args:
+            parameters: Tensors `[S, ...]`.
+            learning_rate: Step size, of all seeds or of each.
+            betas: Decay of the two moments.
+            eps: Added to the root of the second moment.
+            max_grad_norm: Clip each seed's gradient to this norm.
+            weight_decay: L2 penalty of single parameters: d adds d p to the gradient of p.
+            count_per_seed: Give each seed a step count of its own; needed where a mask lets seeds
+                rest and the optimizer is used again afterwards.
+        """
         self.parameters = list(parameters)
         self.rates = learning_rate if isinstance(learning_rate, PerSeed) else None
         # Beside rates per seed, the common one is what a schedule makes of 1.
@@ -36,7 +50,16 @@ class Adam(Stateful):
         self.betas, self.eps, self.max_grad_norm = betas, eps, max_grad_norm
         self.first = TensorList([torch.zeros_like(p) for p in self.parameters])
         self.second = TensorList([torch.zeros_like(p) for p in self.parameters])
-        self.step_count = torch.zeros((), device=self.parameters[0].device)
+        self.num_seeds = self.parameters[0].shape[0] if count_per_seed else None
+        shape = () if self.num_seeds is None else (self.num_seeds,)
+        self.step_count = torch.zeros(shape, device=self.parameters[0].device)
+        given = weight_decay or {}
+        self.decays = [given.get(parameter, 0.0) for parameter in self.parameters]
+        self._groups: dict[float, Sequence[int]] = {
+            decay: [index for index, own in enumerate(self.decays) if own == decay]
+            for decay in self.decays
+        }
+        """Which parameters share a decay, of which the kernel takes one."""
 
     def rate_of(self, index: int = 0) -> float:
         """Return the step size of a seed now, after its schedule."""
@@ -62,37 +85,62 @@ class Adam(Stateful):
 
     def _step(self, gradients: list[Tensor], divisor: Tensor | None = None) -> None:
         if self.rates is None:
-            self._move(self.parameters, gradients, divisor)
+            self._move(self.parameters, gradients, divisor, self._groups)
             return
         # The kernel takes one rate: it moves zeros, and each seed goes its own share of that.
         directions = [torch.zeros_like(parameter) for parameter in self.parameters]
-        self._move(directions, gradients, divisor)
+        for gradient, parameter, decay in zip(gradients, self.parameters, self.decays, strict=True):
+            if decay:
+                gradient.add_(parameter, alpha=decay)  # zeros do not decay
+        self._move(directions, gradients, divisor, {0.0: range(len(gradients))})
         for parameter, direction in zip(self.parameters, directions, strict=True):
             parameter.addcmul_(direction, seed_view(self.rates.tensor, parameter.ndim))
 
-    def _move(self, tensors: list[Tensor], gradients: list[Tensor], divisor: Tensor | None) -> None:
+    def _move(
+        self,
+        tensors: list[Tensor],
+        gradients: list[Tensor],
+        divisor: Tensor | None,
+        groups: Mapping[float, Sequence[int]],
+    ) -> None:
         self.step_count += 1
-        torch._fused_adam_(  # the kernel behind torch.optim.Adam
-            tensors,
-            gradients,
-            self.first.tensors,
-            self.second.tensors,
-            [],
-            [self.step_count] * len(gradients),  # the kernel only reads it
-            lr=self.rate.tensor,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            weight_decay=0.0,
-            eps=self.eps,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=divisor,
-        )
+        for decay, group in groups.items():
+            every = (tensors, gradients, self.first.tensors, self.second.tensors)
+            p, g, first, second = (self._slices([held[i] for i in group]) for held in every)
+            torch._fused_adam_(  # the kernel behind torch.optim.Adam
+                p,
+                g,
+                first,
+                second,
+                [],
+                self._steps(len(group)),  # the kernel only reads them
+                lr=self.rate.tensor,
+                beta1=self.betas[0],
+                beta2=self.betas[1],
+                weight_decay=decay,
+                eps=self.eps,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=divisor,
+            )
+
+    def _slices(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The tensors, cut into seeds where these count for themselves."""
+        if self.num_seeds is None:
+            return tensors
+        return [part for tensor in tensors for part in tensor.unbind(0)]
+
+    def _steps(self, count: int) -> list[Tensor]:
+        if self.num_seeds is None:
+            return [self.step_count] * count
+        return list(self.step_count.unbind(0)) * count
 
     def _masked_step(
         self, gradients: list[Tensor], active: Tensor, divisor: Tensor | None = None
     ) -> None:
         held = [*self.parameters, *self.first.tensors, *self.second.tensors]
+        if self.num_seeds is not None:
+            held.append(self.step_count)
         before = [tensor.clone() for tensor in held]
         self._step(gradients, divisor)
         for tensor, old in zip(held, before, strict=True):

@@ -208,15 +208,16 @@ def _adam(
     beta1: float,
     beta2: float,
     eps: float,
+    weight_decay: float = 0.0,
     grad_scale: Tensor | None = None,
     **_: Any,
 ) -> None:
     """Adam as element-wise operations (Kingma & Ba, 2015, end of Section 2)."""
-    step = steps[0]
-    size = lr / (1 - beta1**step)
-    root = (1 - beta2**step).sqrt()
-    for p, g, m, v in zip(parameters, gradients, first, second, strict=True):
+    rates = {id(step): (lr / (1 - beta1**step), (1 - beta2**step).sqrt()) for step in steps}
+    for p, g, m, v, step in zip(parameters, gradients, first, second, steps, strict=True):
+        size, root = rates[id(step)]
         g = g if grad_scale is None else g / grad_scale
+        g = g if weight_decay == 0.0 else g + weight_decay * p
         m.lerp_(g, 1 - beta1)
         v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
         p.sub_(size * m / (v.sqrt() / root + eps))
