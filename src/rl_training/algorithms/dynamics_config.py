@@ -1,0 +1,88 @@
+"""Settings of the dynamics ensemble, and how it is built for a task."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from rl_training.envs.spec import EnvSpec
+from rl_training.errors import SpecMismatch
+from rl_training.models.mlp_mopo import WEIGHT_DECAY, MLPMOPOEnsembleModel
+from rl_training.rng import Rng
+from rl_training.validation import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Settings
+from rl_training.validation import Sizes as LayerSizes
+
+Decays = Annotated[
+    tuple[NonNegativeFloat, ...],
+    BeforeValidator(
+        lambda value: tuple(value) if isinstance(value, list) else value,
+        json_schema_input_type=list[NonNegativeFloat],
+    ),
+    Field(min_length=1),
+]
+
+
+class DynamicsConfig(Settings):
+    """Settings of the dynamics ensemble and of fitting it."""
+
+    model_hidden_sizes: LayerSizes = (200, 200, 200, 200)
+    """Widths of the hidden layers of each member."""
+    num_ensembles: PositiveInt = 7
+    """Members of the ensemble."""
+    num_elites: PositiveInt | None = None
+    """Members of least hold-out error that roll-outs draw from; null is 5, or all of fewer."""
+    model_learning_rate: PositiveFloat = 1e-3
+    """Adam step size of the ensemble."""
+    model_batch_size: PositiveInt = 256
+    """Transitions per gradient step and member."""
+    model_weight_decay: Decays = WEIGHT_DECAY
+    """L2 penalty of each layer's weights; stretched to the number of layers where that differs."""
+    model_bootstrap: Literal["replacement", "shuffle"] = "replacement"
+    """`replacement` gives each member rows drawn with replacement once per fit, `shuffle` all rows
+    in an order of its own."""
+    model_holdout_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of the rows held out from fitting, to stop and to choose elites by."""
+    model_holdout_max: PositiveInt = 5_000
+    """Most rows held out."""
+    model_patience: PositiveInt = 5
+    """Epochs in a row without a better member after which a fit ends."""
+    model_min_improvement: Fraction = 0.01
+    """Least relative gain in hold-out error that makes a member better; 0 takes any gain."""
+    model_max_epochs: PositiveInt | None = None
+    """Most epochs of one fit; null leaves it to `model_patience`."""
+    model_learn_logvar_bounds: bool = True
+    """Learn the bounds of the predicted log-variance; false keeps them at -10 and 0.5."""
+    model_learn_terminations: bool = False
+    """Learn when episodes end, for tasks whose termination function is not known."""
+
+
+def dynamics_network(env: EnvSpec, config: DynamicsConfig, rng: Rng) -> MLPMOPOEnsembleModel:
+    """Build the ensemble for a task.
+
+    Raises:
+        SpecMismatch: For discrete actions, or observations that are not vectors.
+    """
+    if env.action_kind != "continuous":
+        raise SpecMismatch(
+            f"environment {env.env_id}: the dynamics ensemble takes continuous actions, got "
+            f"{env.num_actions} discrete ones; use a task with a Box of actions, or a method for "
+            "discrete actions such as dqn"
+        )
+    if len(env.obs_shape) != 1 or env.obs_dtype == "uint8":
+        raise SpecMismatch(
+            f"environment {env.env_id}: the dynamics ensemble takes observations that are vectors "
+            f"of numbers, got shape {env.obs_shape} of {env.obs_dtype}; remove the pixel wrapper, "
+            "or flatten the observations with gymnasium.wrappers.FlattenObservation"
+        )
+    return MLPMOPOEnsembleModel(
+        env.obs_dim,
+        env.action_dim,
+        config.model_hidden_sizes,
+        config.num_ensembles,
+        num_elites=config.num_elites,
+        learn_logvar_bounds=config.model_learn_logvar_bounds,
+        learn_terminations=config.model_learn_terminations,
+        weight_decay=config.model_weight_decay,
+        rng=rng,
+    )
