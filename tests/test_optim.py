@@ -15,6 +15,7 @@ from rl_training.algorithms.optim import Adam, clip_per_seed
 from rl_training.algorithms.schedules import learning_rate_factor, linear
 from rl_training.errors import CheckpointError
 from rl_training.rng import Rng
+from rl_training.runtime.tracing import Source, trace
 from rl_training.state import PerSeed
 
 SHAPES = ((5, 7), (1, 3), (4, 16), (1, 1))
@@ -266,3 +267,20 @@ def test_a_seed_that_rested_goes_on_as_if_alone_when_it_counts_for_itself() -> N
             single.minimize(alone[0].pow(4).sum(1))
     torch.testing.assert_close(group[0][1:], alone[0])
     assert optimizer.step_count.tolist() == [4, 2]
+
+
+@pytest.mark.parametrize("own_count", [False, True])
+def test_the_traced_form_decays_and_counts_like_the_kernel(own_count: bool) -> None:
+    start = torch.randn(2, 4, 3)
+    held = [start.clone().requires_grad_() for _ in range(2)]
+    optimizers = [Adam([p], 0.1, weight_decay={p: 0.5}, count_per_seed=own_count) for p in held]
+    for optimizer in optimizers:
+        optimizer.minimize(optimizer.parameters[0].pow(3).sum((1, 2)), torch.tensor([True, False]))
+
+    def step() -> dict[str, Tensor]:
+        optimizers[0].minimize(held[0].pow(3).sum((1, 2)))
+        return {}
+
+    trace(Source("step", step, {"optimizer": optimizers[0]}))  # runs it once, taken apart
+    optimizers[1].minimize(held[1].pow(3).sum((1, 2)))
+    torch.testing.assert_close(held[0], held[1])

@@ -234,8 +234,8 @@ class DynamicsTrainer(Stateful):
     def _note(self, error: Tensor) -> None:
         """Keep the members that got better, and stop seeds in which none did for long enough."""
         config = self.config
+        # A seed that rests keeps weights and error, so nothing of it can get better.
         better = error < self.best_error * (1 - config.model_min_improvement)  # [S, M]
-        better &= self.active.unsqueeze(1)
         self.best_error.copy_(torch.where(better, error, self.best_error))
         for kept, now in zip(self.best.tensors, self.optimizer.parameters, strict=True):
             kept.copy_(torch.where(better.view(*better.shape, 1, 1), now, kept))
