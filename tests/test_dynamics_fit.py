@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from helpers.contract import no_host_reads
-from rl_training.algorithms.dynamics import model_rows
+from rl_training.algorithms.dynamics import buffer_rows, model_rows
 from rl_training.algorithms.dynamics_config import DynamicsConfig
 from rl_training.algorithms.dynamics_fit import DynamicsTrainer
+from rl_training.algorithms.sac import SACConfig
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.errors import ConfigError, DataError
 from rl_training.experiment.state_tree import slice_seed
 from rl_training.models import MLPMOPOEnsembleModel
@@ -281,3 +283,24 @@ def test_a_table_of_another_width_is_refused() -> None:
 def test_seeds_must_be_as_many_as_the_models() -> None:
     with pytest.raises(ConfigError, match="built for 1 seeds, got 2"):
         DynamicsTrainer(make().model, DynamicsConfig(), (0, 1))
+
+
+def test_a_buffers_rows_become_the_table_with_ends_that_are_terminations() -> None:
+    buffer = ReplayBuffer(10, (1,), (1,), seeds=(0, 1))
+    one = torch.ones(2, 1, 1).numpy()
+    for terminated, truncated in ((False, False), (False, True), (True, False)):
+        ends = [torch.full((2, 1), flag).numpy() for flag in (terminated, truncated)]
+        buffer.add(one, one * 2, one[..., 0] * 3, one * 5, *ends)
+    rows = buffer_rows(buffer)
+    assert rows.shape == (2, 3, 5)
+    assert rows[0].tolist() == [[1, 2, 4, 3, 0], [1, 2, 4, 3, 0], [1, 2, 4, 3, 1]]
+
+
+def test_the_settings_stand_beside_those_of_an_algorithm() -> None:
+    class Both(DynamicsConfig, SACConfig):
+        """Settings of a model-based method."""
+
+    config = Both(num_ensembles=3, batch_size=8)
+    assert (config.num_ensembles, config.batch_size, config.model_batch_size) == (3, 8, 256)
+    with pytest.raises(ConfigError, match="model_holdout_ratio must be < 1"):
+        Both(model_holdout_ratio=1.0)
