@@ -17,6 +17,8 @@ from rl_training.experiment.checkpointing import save_single_file
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.offline_evaluation import Source, evaluate_offline
+from rl_training.runtime.offline_value import OfflineValue
 from rl_training.runtime.results import EvalResult, TrainResult
 from rl_training.runtime.train import choose_device, train
 from rl_training.runtime.workflows import LoadedAgent, evaluate_agent, load_agent
@@ -57,6 +59,15 @@ class Agent:
     def evaluate(self, num_episodes: int | None = None, *, seed: int | None = None) -> EvalResult:
         """Run whole episodes with the deterministic policy."""
         return evaluate_agent(self._agent(), num_episodes, seed=seed)
+
+    def evaluate_offline(self, dataset: Source, **options: Any) -> OfflineValue:
+        """Estimate the policy's discounted value from recorded data, without an environment.
+
+        Args:
+            dataset: A dataset, a file or a Minari id, of the same task.
+            **options: What `rl_training.runtime.offline_evaluation.evaluate_offline` takes.
+        """
+        return evaluate_offline(self._agent(), dataset, **options)
 
     def predict(self, obs: ArrayLike, *, deterministic: bool = True) -> NDArray[Any]:
         """Choose an action for an observation, or for a batch of them."""

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from rl_training._version import __version__
 from rl_training.cli.data import app as data_app
+from rl_training.cli.ope import HELP, ope
 
 if TYPE_CHECKING:
     from rl_training.runtime.results import TrainResult
@@ -28,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data_app)
+app.command("ope", help=HELP)(ope)
 out = Console(soft_wrap=True, emoji=False)
 err = Console(stderr=True, emoji=False)
 

@@ -202,12 +202,12 @@ def _load(
     allow_nan: bool = True,
     unpack_into: Path | None = None,
 ) -> OfflineDataset:
-    from rl_training.data.dataset_sources import load_transition_dataset
+    from rl_training.data.dataset_sources import kind_of_source, load_transition_dataset
     from rl_training.errors import DataError
 
     if source is None and kind != "random":
         raise DataError("name a file, a folder or a Minari id (or --kind random with --env)")
-    chosen = kind or _kind_of_source(source or "")
+    chosen = kind or kind_of_source(source or "")
     return load_transition_dataset(
         chosen,
         path=source if chosen != "minari" else None,
@@ -220,16 +220,6 @@ def _load(
         download=kind is not None,
         unpack_into=unpack_into,
     )
-
-
-def _kind_of_source(source: str) -> str:
-    from rl_training.data.dataset_minari import ID_FORM
-    from rl_training.data.dataset_sources import SUFFIXES, kind_of
-
-    path = Path(source).expanduser()
-    if not path.exists() and path.suffix not in SUFFIXES and ID_FORM.fullmatch(source):
-        return "minari"
-    return kind_of(path) if path.exists() or path.suffix in SUFFIXES else "npz"
 
 
 def _target_kind(target: str, to: str | None, force: bool) -> str:

@@ -145,8 +145,11 @@ def _not_finite(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _broken_chain(subject: Subject) -> Iterator[Finding]:
-    data = subject.data
+def broken_links(data: OfflineDataset) -> tuple[Rows, bool]:
+    """Return rows whose next observation is not the following row's, and whether most are so.
+
+    Ends of episodes do not count; rounding is forgiven.
+    """
     _, deviation = data.observation_statistics()
     slack = 1e-4 * np.where(np.isfinite(deviation), deviation, 1.0) + 1e-6
     inside = ~data.ends[:-1]
@@ -158,7 +161,12 @@ def _broken_chain(subject: Subject) -> Iterator[Finding]:
         broken.append(block.start + np.flatnonzero(any_in_row(apart)))
     rows = joined(broken)
     rows = rows[inside[rows]]
-    if len(rows) > 0.5 * max(int(inside.sum()), 1):
+    return rows, len(rows) > 0.5 * max(int(inside.sum()), 1)
+
+
+def _broken_chain(subject: Subject) -> Iterator[Finding]:
+    rows, shuffled = broken_links(subject.data)
+    if shuffled:
         advice = (
             "the rows seem shuffled or thinned out: n-step returns and returns-to-go mean nothing "
             "here; restore the order, or use one-step methods only"

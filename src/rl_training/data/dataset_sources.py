@@ -128,6 +128,20 @@ def _unpacked_bytes(kind: str, path: Path) -> int:
     return 0
 
 
+def kind_of_source(source: str) -> str:
+    """Return the kind of what a user names by one word: a file, a folder, or a Minari id.
+
+    Raises:
+        DataError: When the name does not tell.
+    """
+    from rl_training.data.dataset_minari import ID_FORM
+
+    path = Path(source).expanduser()
+    if not path.exists() and path.suffix not in SUFFIXES and ID_FORM.fullmatch(source):
+        return "minari"
+    return kind_of(path) if path.exists() or path.suffix in SUFFIXES else "npz"
+
+
 def _existing(kind: str, path: str | Path | None) -> Path:
     if path is None:
         raise DataError(f"a dataset of kind {kind} needs a path")

@@ -1,0 +1,152 @@
+"""Fitted Q evaluation (Le et al., 2019, arXiv:1903.08738; Paine et al., 2020, arXiv:2007.09055).
+
+Regresses Q(s, a) on r + gamma Q-(s', pi(s')) over recorded transitions, for a policy pi that is
+fixed: the value of pi, without an environment.  The seed axis holds the members of a bootstrap.
+
+Deviations: the target network follows by Polyak averaging instead of being copied after each full
+    regression, and the estimate is read from it; the step size falls linearly to zero; outputs
+    are in units of the data's own returns.
+
+It is no learner: it has no policy of its own and no `SPEC`.
+
+Shapes: S members, B batch, D entries of an observation, A entries of an action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rl_training.algorithms.base import frozen_copy, polyak_update
+from rl_training.algorithms.losses import td_target
+from rl_training.algorithms.optim import Adam
+from rl_training.data.batch import TransitionBatch
+from rl_training.models.layers import StackedMLP
+from rl_training.rng import Rng
+from rl_training.state import Stateful
+from rl_training.validation import NonNegativeInt, PositiveFloat, PositiveInt, Settings, Sizes
+
+
+class FQEConfig(Settings):
+    """Settings of fitted Q evaluation."""
+
+    gamma: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Discount of the value that is estimated; null takes the checkpoint's own."""
+    updates: PositiveInt = 10_000
+    """Gradient steps; some ten times 1 / (tau (1 - gamma)) bring far rewards back."""
+    members: Annotated[int, Field(ge=2)] = 20
+    """Resamples of the episodes, each with a network of its own; the interval is theirs."""
+    batch_size: PositiveInt = 256
+    """Transitions per gradient step and member."""
+    hidden_sizes: Sizes = (64, 64)
+    """Widths of the hidden layers."""
+    learning_rate: PositiveFloat = 1e-3
+    """Adam step size at the start; it falls linearly to zero."""
+    tau: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Share of the network that its target takes on per gradient step."""
+    seed: NonNegativeInt = 0
+    """Seed of the resamples, the initial networks, the batches and sampled actions."""
+
+
+@dataclass(frozen=True)
+class ValueUnits:
+    """Q = centre + scale f, where f is what the network gives.
+
+    With r' = (r - (1 - discount) centre) / scale, f obeys Q's own equation,
+    f(s, a) = r' + discount f(s', a'), terminations included.  Since centre and scale are those of
+    the data's returns, a factor on every reward changes nothing but the factor on the result.
+    """
+
+    centre: float
+    scale: float
+
+    @classmethod
+    def of(cls, returns: Tensor) -> ValueUnits:
+        """Take mean and standard deviation of discounted returns `[N]`, on the host."""
+        wide = returns.double()
+        centre, scale = float(wide.mean()), float(wide.std(correction=0))
+        # Constant returns up to rounding: their size is the only scale there is.
+        if scale <= 1e-6 * abs(centre):
+            scale = abs(centre)
+        return cls(centre, scale or 1.0)
+
+    def reward(self, reward: Tensor, discount: Tensor) -> Tensor:
+        """Return r' `[...]`; `discount` is zero at terminations."""
+        return (reward - (1 - discount) * self.centre) / self.scale
+
+    def value(self, output: Tensor) -> Tensor:
+        """Map the network's output to units of the rewards."""
+        return self.centre + self.scale * output
+
+
+class FQE(Stateful):
+    """Q networks of S members, their targets and one optimizer."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        config: FQEConfig,
+        *,
+        seeds: Sequence[int],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Build the networks.
+
+        Args:
+            obs_dim: D.
+            action_dim: A, or the number of discrete actions, which the network gets one-hot.
+            config: Sizes and rates.
+            seeds: One per member.
+            device: Where they live.
+        """
+        self.config, self.action_dim = config, action_dim
+        sizes = (obs_dim + action_dim, *config.hidden_sizes, 1)
+        self.network = StackedMLP(sizes, Rng(seeds, "fqe", device))
+        self.target = frozen_copy(self.network)
+        self.target_parameters = list(self.target.parameters())
+        self.optimizer = Adam(self.network.parameters(), config.learning_rate)
+
+    def update(self, batch: TransitionBatch, next_action: Tensor, progress: float) -> Tensor:
+        """Take one gradient step.
+
+        Args:
+            batch: Transitions, rewards in the network's units.
+            next_action: pi(s') `[S, B, A]`, or `[S, B]` int64 where actions are discrete.
+            progress: Share of the updates that is done.
+
+        Returns:
+            The loss before the step, `[S]`.
+        """
+        self.optimizer.rate.set(self.config.learning_rate * (1 - progress))
+        loss = fqe_loss(self, batch, next_action)
+        self.optimizer.minimize(loss)
+        polyak_update(self.target_parameters, self.optimizer.parameters, self.config.tau)
+        return loss.detach()
+
+    def q_values(self, network: nn.Module, obs: Tensor, action: Tensor) -> Tensor:
+        """Return outputs `[S, B]` for `[S, B, D]` and actions `[S, B, A]`, or `[S, B]` int64."""
+        if action.dtype == torch.int64:
+            action = functional.one_hot(action, self.action_dim).to(obs.dtype)
+        output: Tensor = network.forward(torch.cat((obs, action), -1))
+        return output.squeeze(-1)
+
+    def estimate(self, obs: Tensor, action: Tensor) -> Tensor:
+        """Return the target network's outputs `[S, B]`, without gradients."""
+        with torch.no_grad():
+            return self.q_values(self.target, obs, action)
+
+
+def fqe_loss(learner: FQE, batch: TransitionBatch, next_action: Tensor) -> Tensor:
+    """E[(Q(s, a) - r - discount Q-(s', pi(s')))^2], `[S]` (Eq. 2 of arXiv:2007.09055)."""
+    next_value = learner.estimate(batch.next_obs, next_action)
+    target = td_target(batch.reward, batch.discount, next_value)  # [S, B]
+    q = learner.q_values(learner.network, batch.obs, batch.action)
+    assert q.shape == target.shape
+    return (q - target).square().mean(-1)
