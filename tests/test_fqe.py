@@ -144,7 +144,8 @@ def test_estimate_of_a_continuous_policy_is_that_of_the_linear_system() -> None:
         truncations=last,
         learner_units=True,
     )
-    fit = fit_members(data, lambda o: torch.from_numpy(-gain * o).unsqueeze(1), 1, QUICK)
+    config = FQEConfig(**dict(QUICK) | {"hidden_sizes": (32, 32), "batch_size": 256})
+    fit = fit_members(data, lambda o: torch.from_numpy(-gain * o).unsqueeze(1), 1, config)
     starts = obs[data.episode_starts]
     expected = (-(starts**2) / (1 - GAMMA * (0.9 - 0.5 * gain) ** 2)).mean()
     assert fit.start_values.mean() == pytest.approx(expected, rel=0.08)

@@ -4,8 +4,8 @@ Regresses Q(s, a) on r + gamma Q-(s', pi(s')) over recorded transitions, for a p
 fixed: the value of pi, without an environment.  The seed axis holds the members of a bootstrap.
 
 Deviations: the target network follows by Polyak averaging instead of being copied after each full
-    regression, and the estimate is read from it; the step size falls linearly to zero; outputs
-    are in units of the data's own returns.
+    regression, and the estimate is read from it; the step size falls linearly to zero; hidden
+    layers are normalised; outputs are in units of the data's own returns.
 
 It is no learner: it has no policy of its own and no `SPEC`.
 
@@ -46,6 +46,8 @@ class FQEConfig(Settings):
     """Transitions per gradient step and member."""
     hidden_sizes: Sizes = (64, 64)
     """Widths of the hidden layers."""
+    use_layer_norm: bool = True
+    """Normalise hidden layers, which bounds Q at actions the data lacks (arXiv:2302.02948, 4.2)."""
     learning_rate: PositiveFloat = 1e-3
     """Adam step size at the start; it falls linearly to zero."""
     tau: Annotated[float, Field(gt=0, le=1)] = 0.05
@@ -108,7 +110,8 @@ class FQE(Stateful):
         """
         self.config, self.action_dim = config, action_dim
         sizes = (obs_dim + action_dim, *config.hidden_sizes, 1)
-        self.network = StackedMLP(sizes, Rng(seeds, "fqe", device))
+        rng = Rng(seeds, "fqe", device)
+        self.network = StackedMLP(sizes, rng, layer_norm=config.use_layer_norm)
         self.target = frozen_copy(self.network)
         self.target_parameters = list(self.target.parameters())
         self.optimizer = Adam(self.network.parameters(), config.learning_rate)
