@@ -221,6 +221,22 @@ def test_interval_covers_the_truth_and_shrinks_with_the_root_of_the_episodes() -
     assert 2.5 < widths[0] / widths[1] < 6.5, "sixteen times the episodes, a quarter of the width"
 
 
+def test_each_member_starts_where_its_own_episodes_do() -> None:
+    """Each episode stays in one state with a reward of its own; gamma 0 leaves that reward."""
+    states, reward = np.repeat(np.arange(3), 4), np.array([0.0, 10.0, -20.0])
+    data = replace(
+        rounds(terminated=False, episodes=4),
+        observations=one_hot(states),
+        next_observations=one_hot(states),
+        rewards=reward[states].astype(np.float32),
+        truncations=np.arange(12) % 4 == 3,
+    )
+    config = FQEConfig(**dict(QUICK) | {"gamma": 0.0})
+    drawn = EpisodeBootstrap(data, seeds=member_seeds(config), gamma=0.0).episodes.numpy()
+    fit = fit_members(data, any_action, 1, config)
+    assert fit.start_values == pytest.approx(reward[drawn].mean(1), abs=0.5)
+
+
 def test_members_are_the_same_alone_and_in_a_group() -> None:
     data, config = walks(12, 6), FQEConfig(**dict(QUICK) | {"updates": 30})
     seeds = member_seeds(config)
