@@ -148,7 +148,9 @@ class _Fitting:
             self.learner.estimate(
                 part.expand(members, *part.shape), chosen.expand(members, *chosen.shape)
             )
-            for part, chosen in zip(obs.split(CHUNK_ROWS), action.split(CHUNK_ROWS), strict=True)
+            for part, chosen in zip(
+                torch.split(obs, CHUNK_ROWS), torch.split(action, CHUNK_ROWS), strict=True
+            )
         ]
         return self.units.value(torch.cat(pieces, 1).double())
 

@@ -137,7 +137,8 @@ def ranked(found: Sequence[OfflineValue]) -> tuple[OfflineValue, ...]:
     """Sort by value, those that diverged last, and compare member by member."""
     sound = [value for value in found if value.member_values is not None]
     if len(sound) > 1:
-        winners = np.argmax([value.member_values for value in sound], axis=0)  # [S]
+        table = [value.member_values for value in sound if value.member_values is not None]
+        winners = np.argmax(np.array(table), axis=0)  # [S]
         shares = [float((winners == place).mean()) for place in range(len(sound))]
         sound = [
             replace(value, probability_best=share)
