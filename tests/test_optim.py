@@ -1,4 +1,4 @@
-"""Adam: the library's numbers, seeds that stay apart, clipping per seed, masks and schedules."""
+"""Adam and RMSprop: the library's numbers, seeds that stay apart, clipping, masks, schedules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import frozen_copy, polyak_update
 from rl_training.algorithms.config import LRSchedule
-from rl_training.algorithms.optim import Adam, clip_per_seed
+from rl_training.algorithms.optim import Adam, RMSprop, clip_per_seed
 from rl_training.algorithms.schedules import learning_rate_factor, linear
 from rl_training.errors import CheckpointError
 from rl_training.rng import Rng
@@ -284,3 +284,34 @@ def test_the_traced_form_decays_and_counts_like_the_kernel(own_count: bool) -> N
     trace(Source("step", step, {"optimizer": optimizers[0]}))  # runs it once, taken apart
     optimizers[1].minimize(held[1].pow(3).sum((1, 2)))
     torch.testing.assert_close(held[0], held[1])
+
+
+def test_rmsprop_equals_the_library_over_many_steps() -> None:
+    ours, targets = parameters_of((0,)), make_tensors((0,), "targets")
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    rmsprop = RMSprop(ours, 0.01, alpha=0.95, eps=1e-5)
+    library = torch.optim.RMSprop(theirs, lr=0.01, alpha=0.95, eps=1e-5)
+    for _ in range(20):
+        rmsprop.minimize(quadratic(ours, targets))
+        library.zero_grad()
+        quadratic(theirs, targets).sum().backward()  # type: ignore[no-untyped-call]
+        library.step()
+        for p, q in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_rmsprop_moves_each_seed_by_its_own_rate_and_the_schedule() -> None:
+    group, targets = parameters_of(SEEDS), make_tensors(SEEDS, "targets")
+    rates = (0.01, 0.02, 0.04)
+    together = RMSprop(group, PerSeed(rates, "cpu"))
+    together.rate.set(0.5)
+    for _ in range(3):
+        together.minimize(quadratic(group, targets))
+    for index, (seed, rate) in enumerate(zip(SEEDS, rates, strict=True)):
+        alone, target = parameters_of((seed,)), make_tensors((seed,), "targets")
+        single = RMSprop(alone, rate / 2)
+        for _ in range(3):
+            single.minimize(quadratic(alone, target))
+        for p, q in zip(group, alone, strict=True):
+            torch.testing.assert_close(p[index], q[0], rtol=1e-5, atol=1e-6)
+        assert together.rate_of(index) == pytest.approx(single.rate_of())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.config import AlgoConfig
-from rl_training.algorithms.optim import Adam, seed_view
+from rl_training.algorithms.optim import Adam, Optimizer, seed_view
 from rl_training.algorithms.schedules import learning_rate_factor
 from rl_training.data.batch import RolloutBatch, TransitionBatch
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -206,8 +206,12 @@ class Learner(Stateful, Generic[BatchT]):
         max_grad_norm: float | None = None,
     ) -> Adam:
         """Create an optimizer whose step size is the setting `rate`."""
-        learning_rate = self.varied[rate] if rate in self.varied else getattr(self.config, rate)
-        return Adam(parameters, learning_rate, eps=eps, max_grad_norm=max_grad_norm)
+        return Adam(parameters, self.rate(rate), eps=eps, max_grad_norm=max_grad_norm)
+
+    def rate(self, name: str) -> float | PerSeed:
+        """Return the setting `name` as a step size for an optimizer, per seed where it varies."""
+        number: float | PerSeed = self.varied.get(name) or getattr(self.config, name)
+        return number
 
     def set_progress(self, progress: float) -> None:
         """Move every schedule to `progress`, the share of the planned run that is done."""
@@ -221,9 +225,9 @@ class Learner(Stateful, Generic[BatchT]):
         rates = [optimizer.rate_of(index) for optimizer in self.optimizers()]
         return {"learning_rate": rates[0]} if rates else {}
 
-    def optimizers(self) -> list[Adam]:
+    def optimizers(self) -> list[Optimizer]:
         """Return the optimizers, found among the attributes."""
-        return [value for value in vars(self).values() if isinstance(value, Adam)]
+        return [value for value in vars(self).values() if isinstance(value, Optimizer)]
 
 
 AnyLearner: TypeAlias = Learner[Any]

@@ -1,9 +1,9 @@
-"""Adam over stacked parameters (Kingma & Ba, 2015, Algorithm 1).
+"""Optimizers over stacked parameters: Adam (Kingma & Ba, 2015, Algorithm 1) and RMSprop.
 
-One fused call updates all tensors of a network, without the per-parameter bookkeeping and host
-reads of `torch.optim`.  Because Adam is element-wise, one Adam over `[S, ...]` tensors is S
-separate Adams; only norm clipping mixes elements, and is done per seed.  The step size may differ
-between seeds.
+One fused call of Adam updates all tensors of a network, without the per-parameter bookkeeping and
+host reads of `torch.optim`.  Because both are element-wise, one optimizer over `[S, ...]` tensors
+is S separate ones; only norm clipping mixes elements, and is done per seed.  The step size may
+differ between seeds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,56 @@ from torch import Tensor
 from rl_training.state import PerSeed, Scalar, Stateful, copy_tensor, require_same_keys
 
 
-class Adam(Stateful):
+class Optimizer(Stateful):
+    """Parameters and the step size they move by, which a schedule sets and seeds may differ in."""
+
+    def __init__(self, parameters: Iterable[Tensor], learning_rate: float | PerSeed) -> None:
+        self.parameters = list(parameters)
+        self.rates = learning_rate if isinstance(learning_rate, PerSeed) else None
+        # Beside rates per seed, the common one is what a schedule makes of 1.
+        self.base_learning_rate = 1.0 if isinstance(learning_rate, PerSeed) else learning_rate
+        self.rate = Scalar(self.base_learning_rate, self.parameters[0].device)
+
+    def rate_of(self, index: int = 0) -> float:
+        """Return the step size of a seed now, after its schedule."""
+        return self.rate.value * (1.0 if self.rates is None else self.rates.values[index])
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        """Return the gradient of `loss` `[S]` for each parameter, each seed's own."""
+        # A fused kernel walks memory, so a gradient must lie in it as its parameter does.
+        found = torch.autograd.grad(loss if loss.numel() == 1 else loss.sum(), self.parameters)
+        return [gradient.contiguous() for gradient in found]
+
+
+class RMSprop(Optimizer):
+    """RMSprop (Tieleman & Hinton, 2012): p <- p - rate g / (sqrt(v) + eps), v the mean of g^2."""
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        learning_rate: float | PerSeed,
+        *,
+        alpha: float = 0.95,
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__(parameters, learning_rate)
+        self.alpha, self.eps = alpha, eps
+        self.second = TensorList([torch.zeros_like(p) for p in self.parameters])
+
+    def minimize(self, loss: Tensor) -> None:
+        """Step down the gradient of `loss` `[S]`."""
+        gradients = self.gradients(loss)
+        with torch.no_grad():
+            triples = zip(self.parameters, gradients, self.second.tensors, strict=True)
+            for parameter, gradient, second in triples:
+                second.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
+                step = self.rate.tensor * gradient / (second.sqrt() + self.eps)
+                if self.rates is not None:
+                    step = step * seed_view(self.rates.tensor, step.ndim)
+                parameter.sub_(step)
+
+
+class Adam(Optimizer):
     """Adam with gradient clipping per seed and an optional mask of seeds to leave alone."""
 
     def __init__(
@@ -42,11 +91,7 @@ class Adam(Stateful):
             count_per_seed: Give each seed a step count of its own; needed where a mask lets seeds
                 rest and the optimizer is used again afterwards.
         """
-        self.parameters = list(parameters)
-        self.rates = learning_rate if isinstance(learning_rate, PerSeed) else None
-        # Beside rates per seed, the common one is what a schedule makes of 1.
-        self.base_learning_rate = 1.0 if isinstance(learning_rate, PerSeed) else learning_rate
-        self.rate = Scalar(self.base_learning_rate, self.parameters[0].device)
+        super().__init__(parameters, learning_rate)
         self.betas, self.eps, self.max_grad_norm = betas, eps, max_grad_norm
         self.first = TensorList([torch.zeros_like(p) for p in self.parameters])
         self.second = TensorList([torch.zeros_like(p) for p in self.parameters])
@@ -61,15 +106,9 @@ class Adam(Stateful):
         }
         """Which parameters share a decay, of which the kernel takes one."""
 
-    def rate_of(self, index: int = 0) -> float:
-        """Return the step size of a seed now, after its schedule."""
-        return self.rate.value * (1.0 if self.rates is None else self.rates.values[index])
-
     def minimize(self, loss: Tensor, active: Tensor | None = None) -> None:
         """Step down the gradient of `loss` `[S]`; seeds that are not `active` `[S]` stay put."""
-        # The fused kernel walks memory, so a gradient must lie in it as its parameter does.
-        found = torch.autograd.grad(loss if loss.numel() == 1 else loss.sum(), self.parameters)
-        gradients = [gradient.contiguous() for gradient in found]
+        gradients = self.gradients(loss)
         divisor = None
         if self.max_grad_norm is not None and loss.shape[0] == 1:
             # One seed: the kernel divides by the excess of the norm on its way.
