@@ -18,6 +18,7 @@ from rl_training.algorithms.losses import (
     huber,
     ppo_policy_loss,
     ppo_value_loss,
+    quantile_huber,
     td_target,
     weighted_mean,
 )
@@ -207,3 +208,43 @@ def test_value_loss_takes_the_worse_of_plain_and_clipped(
 def test_value_loss_without_clip_is_half_the_squared_error() -> None:
     loss = ppo_value_loss(torch.tensor([5.0]), torch.tensor([-9.0]), torch.tensor([2.0]), None)
     assert loss.item() == 4.5
+
+
+def slow_quantile_huber(
+    prediction: Array, target: Array, tau: Array, kappa: float
+) -> list[list[float]]:
+    """Eq. 10 of arXiv:1710.10044 by loops."""
+
+    def one(u: float, fraction: float) -> float:
+        weight = abs(fraction - float(u < 0))
+        if kappa == 0:
+            return weight * abs(u)
+        square, line = 0.5 * u * u, kappa * (abs(u) - 0.5 * kappa)
+        return weight * (square if abs(u) <= kappa else line) / kappa
+
+    return [
+        [
+            sum(float(np.mean([one(y - q, f) for y in ys])) for q, f in zip(qs, fs, strict=True))
+            for qs, ys, fs in zip(*seed, strict=True)
+        ]
+        for seed in zip(prediction, target, tau, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.3, 1.0, 5.0])
+def test_quantile_huber_equals_a_slow_version(kappa: float) -> None:
+    random = np.random.default_rng(0)
+    prediction, target = random.normal(size=(2, 3, 4)) * 2, random.normal(size=(2, 3, 6)) * 2
+    tau = random.uniform(size=(2, 3, 4))
+    tensors = [torch.from_numpy(array) for array in (prediction, target, tau)]
+    found = quantile_huber(tensors[0], tensors[1], tensors[2], kappa)
+    np.testing.assert_allclose(found.numpy(), slow_quantile_huber(prediction, target, tau, kappa))
+
+
+def test_the_slope_of_the_plain_quantile_loss_is_the_share_of_targets_below_less_tau() -> None:
+    target = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    for value, below in ((0.0, 0.0), (2.5, 0.5), (3.5, 0.75), (9.0, 1.0)):
+        prediction = torch.tensor([[value]], requires_grad=True)
+        loss = quantile_huber(prediction, target, torch.tensor([0.7]), 0.0).sum()
+        (slope,) = torch.autograd.grad(loss, prediction)
+        assert slope.item() == pytest.approx(below - 0.7)

@@ -100,12 +100,14 @@ OTHER_WAYS: dict[Loop, list[dict[str, Any]]] = {
         {"dataset_mix": [{"kind": "random", "weight": 3.0}, {"kind": "random"}]},
     ],
 }
+NOISY = {"noisy": True, "dueling": True}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     (name, settings)
     for name in algorithm_names()
     for settings in (
         {},
         *OTHER_WAYS[get_algorithm_spec(name).loop],
+        *([NOISY] if "noisy" in get_algorithm_spec(name).config_class.model_fields else []),
         {"varied": grid_of(name)},
     )
 ]

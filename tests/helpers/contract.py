@@ -137,7 +137,9 @@ def varying_values(algo: str, name: str, count: int) -> tuple[float, ...]:
         return tuple(-3.0 + 4.0 * index for index in range(count))
     default = settings.model_fields[name].default
     usual = default if isinstance(default, float) and default > 0 else 0.02
-    largest = {"tau": 0.9, "clip_coef": 0.003, "ent_coef": 1.0}.get(name, usual)
+    largest = {"tau": 0.9, "clip_coef": 0.003, "ent_coef": 1.0, "fraction_learning_rate": 0.01}.get(
+        name, usual
+    )
     return tuple(largest / 3**index for index in range(count))
 
 

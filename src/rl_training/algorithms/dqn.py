@@ -33,6 +33,8 @@ class DQNConfig(ValueBasedConfig):
 class QLearning(TDRegression):
     """TD regression of scalar action values."""
 
+    q_network: MLPQNetwork
+
     def next_value(self, next_obs: Tensor) -> Tensor:
         """Value of s' `[S, B]`: max_a Q-(s', a), or Q-(s', argmax_a Q(s', a)) when double."""
         target_q = self.q_values(next_obs, self.target_network)
@@ -43,13 +45,15 @@ class QLearning(TDRegression):
 
     def td_loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Huber loss of the TD error, weighted by importance."""
-        return self.regression(self.q_values(batch.obs), batch)
+        with self.noise(self.q_network):
+            q_values = self.q_values(batch.obs)
+        return self.regression(q_values, batch)
 
     def regression(
         self, q_values: Tensor, batch: TransitionBatch
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Regress Q of the actions taken to its target, given Q(s, .) `[S, B, A]`."""
-        with torch.no_grad():
+        with torch.no_grad(), self.noise(self.q_network, self.target_network):
             target = td_target(batch.reward, batch.discount, self.next_value(batch.next_obs))
         q = q_values.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)  # [S, B]
         loss = weighted_mean(huber(q, target), batch.weight)
@@ -73,7 +77,12 @@ def dqn_loss(learner: QLearning, batch: TransitionBatch) -> dict[str, Tensor]:
 def dqn_networks(env: EnvSpec, config: ValueBasedSettings, rng: Rng) -> dict[str, nn.Module]:
     """Build the network for a task."""
     network = MLPQNetwork(
-        env.obs_dim, env.action_dim, config.hidden_sizes, dueling=config.dueling, rng=rng
+        env.obs_dim,
+        env.action_dim,
+        config.hidden_sizes,
+        dueling=config.dueling,
+        noisy=isinstance(config, ValueBasedConfig) and config.noisy,
+        rng=rng,
     )
     return {"q_network": network}
 

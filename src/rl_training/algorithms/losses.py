@@ -38,6 +38,27 @@ def expectile_loss(error: Tensor, expectile: float | Tensor) -> Tensor:
     return (expectile - below).abs() * error.square()
 
 
+def quantile_huber(prediction: Tensor, target: Tensor, tau: Tensor, kappa: float) -> Tensor:
+    """Quantile Huber loss per sample (Eq. 10 of arXiv:1710.10044), `[...]`.
+
+    `|tau_i - 1(u < 0)| L(u) / kappa` with u = target_j - prediction_i and L the Huber function:
+    the mean over targets, summed over predictions.
+
+    Args:
+        prediction: Quantiles `[..., N]`.
+        target: Samples or quantiles of the target distribution `[..., M]`.
+        tau: Fractions of the predictions, broadcast to `[..., N]`.
+        kappa: Width of the quadratic part; 0 gives the plain quantile loss `|tau - 1(u < 0)| |u|`.
+    """
+    error = target.unsqueeze(-2) - prediction.unsqueeze(-1)  # [..., N, M]
+    size = error.abs()
+    if kappa > 0:
+        near = size.clamp(max=kappa)
+        size = near * (size - 0.5 * near) / kappa
+    below = (error.detach() < 0).to(error.dtype)
+    return ((tau.unsqueeze(-1) - below).abs() * size).mean(-1).sum(-1)
+
+
 def gae(
     reward: Tensor,
     value: Tensor,

@@ -1,12 +1,16 @@
 """Template of value-based learners over discrete actions: TD regression, and epsilon-greedy acting.
 
 `TDRegression` learns from any data and acts greedily; `ValueBased` gathers its own by exploring.  A
-variant overrides `q_values`, `next_value` and `td_loss`.  Shapes: S seeds, B batch, A actions.
+variant overrides `q_values`, `next_value` and `td_loss`.  Exploration is epsilon-greedy or by noisy
+layers (Fortunato et al., 2018, arXiv:1706.10295): noise is drawn anew for every action and,
+independently, for each use of a network in an update; acting without exploring uses the means.
+Shapes: S seeds, B batch, A actions.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +25,7 @@ from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.schedules import linear
 from rl_training.data.batch import TransitionBatch
-from rl_training.models.mlp_q_network import MLPQNetwork
+from rl_training.models.layers import fresh_noise, noisy_layers
 from rl_training.state import Scalar
 from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Sizes
 
@@ -56,6 +60,8 @@ class ValueBasedConfig(ValueBasedSettings, ReplayConfig):
 
     buffer_capacity: PositiveInt = 100_000
     """Transitions kept; the oldest are overwritten."""
+    noisy: bool = False
+    """Explore by learned noise on the weights (Fortunato et al., 2018); epsilon is then 0."""
     epsilon_start: Fraction = 1.0
     """Share of random actions at the start."""
     epsilon_end: Fraction = 0.05
@@ -69,20 +75,36 @@ class TDRegression(TransitionLearner):
 
     config: ValueBasedSettings
     network_names: ClassVar[tuple[str, ...]] = ("q_network",)
-    q_network: MLPQNetwork
+    q_network: Any  # a network over observations with `action_dim`
 
     def setup(self) -> None:
         """Create the target network and the optimizer."""
-        self.target_network = frozen_copy(self.q_network)
+        self.target_network = frozen_copy(self.value_network)
         self.target_parameters = list(self.target_network.parameters())
         self.optimizer = self.adam(
-            self.q_network.parameters(), max_grad_norm=self.config.max_grad_norm
+            self.value_network.parameters(), max_grad_norm=self.config.max_grad_norm
         )
+        self._noisy = {
+            id(network): noisy_layers(network)
+            for network in (self.value_network, self.target_network)
+        }
+
+    @property
+    def value_network(self) -> nn.Module:
+        """The part of `q_network` that regression moves and that has a target."""
+        network: nn.Module = self.q_network
+        return network
+
+    def noise(self, *networks: nn.Module) -> AbstractContextManager[None]:
+        """Draw noise for the noisy layers of networks, to be used within; nothing without any."""
+        layers = [layer for network in networks for layer in self._noisy[id(network)]]
+        return fresh_noise(layers, self.rng)
 
     def step(self, batch: TransitionBatch) -> StepOutput:
         """Do one update of the network and, when due, of its target."""
         loss, metrics, priority = self.td_loss(batch)
         self.optimizer.minimize(loss)
+        self.update_rest(metrics)
         if self.phase() == MOVE_TARGET:
             polyak_update(self.target_parameters, self.optimizer.parameters, self.setting("tau"))
         return StepOutput({"loss": loss, **metrics}, priority=priority)
@@ -96,6 +118,9 @@ class TDRegression(TransitionLearner):
         """Return the loss `[S]`, metrics, and new priorities `[S, B]`."""
         raise NotImplementedError
 
+    def update_rest(self, measured: dict[str, Tensor]) -> None:
+        """Move what has an optimizer of its own, by the losses among the metrics."""
+
     def q_values(self, obs: Tensor, network: nn.Module | None = None) -> Tensor:
         """Return Q of every action `[S, B, A]`."""
         q: Tensor = (network or self.q_network)(obs)
@@ -107,11 +132,12 @@ class TDRegression(TransitionLearner):
 
     def random_action(self, num_envs: int) -> Tensor:
         """Draw actions uniformly."""
-        return self.rng.integers(self.q_network.action_dim, num_envs)
+        action: Tensor = self.rng.integers(self.q_network.action_dim, num_envs)
+        return action
 
 
 class ValueBased(TDRegression):
-    """TD regression on experience of its own, gathered by epsilon-greedy acting."""
+    """TD regression on experience of its own, gathered by exploring."""
 
     config: ValueBasedConfig
 
@@ -125,9 +151,15 @@ class ValueBased(TDRegression):
         super().set_progress(progress)
         self.share_random.set(self.epsilon())
 
+    def exploring_q_values(self, obs: Tensor) -> Tensor:
+        """Return the Q that exploring actions are best for, where it is an estimate by samples."""
+        return self.q_values(obs)
+
     def epsilon(self) -> float:
         """Return the share of random actions at the current progress."""
         config = self.config
+        if config.noisy:
+            return 0.0
         span = config.exploration_fraction
         done = 1.0 if span == 0 else self.progress / span
         return linear(config.epsilon_start, config.epsilon_end, done)
@@ -138,8 +170,11 @@ class ValueBased(TDRegression):
 
     def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Choose the best action, or with probability epsilon a random one."""
-        best = super().act(obs)
         if not explore:
+            return super().act(obs)
+        with self.noise(self.value_network):
+            best = self.exploring_q_values(obs).argmax(-1)
+        if self.config.noisy:
             return best
         lottery = self.rng.uniform(obs.shape[1])
         return torch.where(

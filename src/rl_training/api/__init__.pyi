@@ -2,8 +2,11 @@
 from rl_training.api.agent import Agent as Agent
 from rl_training.api.algorithms import CQL as CQL
 from rl_training.api.algorithms import DQN as DQN
+from rl_training.api.algorithms import FQF as FQF
 from rl_training.api.algorithms import IQL as IQL
+from rl_training.api.algorithms import IQN as IQN
 from rl_training.api.algorithms import PPO as PPO
+from rl_training.api.algorithms import QRDQN as QRDQN
 from rl_training.api.algorithms import SAC as SAC
 from rl_training.api.algorithms import TD3BC as TD3BC
 from rl_training.api.algorithms import DiscreteCQL as DiscreteCQL

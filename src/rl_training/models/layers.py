@@ -8,7 +8,8 @@ With S = N = 1 a batched product costs the same as a plain one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,8 @@ from rl_training.models.fused_mlp import Precision, fused_mlp
 from rl_training.rng import Rng
 
 Activation = Callable[[Tensor], Tensor]
+SIGMA_START = 0.5
+"""Initial scale of factorised noise times the square root of a layer's inputs (Section 3.2)."""
 
 
 def _tanh_in_place(x: Tensor) -> Tensor:
@@ -104,11 +107,16 @@ class StackedLinear(nn.Module):
         self.compute_dtype: torch.dtype | None = None
         """Format of the product and its result; None is that of the parameters."""
 
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """Return the weight and bias of the map, which a noisy layer makes of its parameters."""
+        return self.weight, self.bias
+
     def operands(self) -> tuple[Tensor, Tensor]:
         """Return weight and bias in the format of the product."""
+        weight, bias = self.affine()
         if self.compute_dtype is None:
-            return self.weight, self.bias
-        return self.weight.to(self.compute_dtype), self.bias.to(self.compute_dtype)
+            return weight, bias
+        return weight.to(self.compute_dtype), bias.to(self.compute_dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[*lead, B, I]` to `[*lead, B, O]`."""
@@ -118,6 +126,54 @@ class StackedLinear(nn.Module):
             return torch.baddbmm(bias, x, weight)
         out = torch.baddbmm(bias.flatten(0, -3), x.flatten(0, -3), weight.flatten(0, -3))
         return out.view(*weight.shape[:-2], *out.shape[-2:])
+
+
+class StackedNoisyLinear(StackedLinear):
+    """A linear layer whose weights carry learned, factorised Gaussian noise (arXiv:1706.10295).
+
+    `w = mu + sigma * f(e_in) f(e_out)^T` and `b = mu_b + sigma_b * f(e_out)` with
+    `f(x) = sign(x) sqrt|x|` (Eqs. 10 and 11).  Without noise the layer is the one of its means.
+    """
+
+    def __init__(self, inputs: int, outputs: int, rng: Rng) -> None:
+        super().__init__(inputs, outputs, rng)
+        start = SIGMA_START / math.sqrt(inputs)
+        self.weight_sigma = nn.Parameter(torch.full_like(self.weight, start))
+        self.bias_sigma = nn.Parameter(torch.full_like(self.bias, start))
+        self.noise: tuple[Tensor, Tensor] | None = None
+        """f of the noise of inputs `[S, I, 1]` and outputs `[S, 1, O]`; None uses the means."""
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """Return weight and bias under the current noise."""
+        if self.noise is None:
+            return self.weight, self.bias
+        of_inputs, of_outputs = self.noise
+        weight = torch.addcmul(self.weight, self.weight_sigma, of_inputs * of_outputs)
+        return weight, torch.addcmul(self.bias, self.bias_sigma, of_outputs)
+
+
+def noisy_layers(module: nn.Module) -> list[StackedNoisyLinear]:
+    """Return the noisy layers of a network, in order."""
+    return [part for part in module.modules() if isinstance(part, StackedNoisyLinear)]
+
+
+@contextmanager
+def fresh_noise(layers: Sequence[StackedNoisyLinear], rng: Rng) -> Iterator[None]:
+    """Let noisy layers use noise drawn now, in one draw for all of them; then their means again."""
+    if not layers:  # no draw, so that networks without noise leave the numbers of others alone
+        yield
+        return
+    sizes = [size for layer in layers for size in layer.weight.shape[-2:]]
+    noise = rng.normal(sum(sizes))
+    shaped = noise.sign() * noise.abs().sqrt()
+    parts = iter(torch.split(shaped, sizes, -1))
+    for layer in layers:
+        layer.noise = next(parts).unsqueeze(-1), next(parts).unsqueeze(-2)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.noise = None
 
 
 class StackedLayerNorm(nn.Module):
@@ -148,6 +204,7 @@ class StackedMLP(nn.Module):
         activation: str = "relu",
         layer_norm: bool = False,
         orthogonal: float | None = None,
+        noisy: bool = False,
     ) -> None:
         """Build the layers.
 
@@ -159,8 +216,10 @@ class StackedMLP(nn.Module):
             layer_norm: Normalise before each activation.
             orthogonal: Gain of the last layer for orthogonal weights (hidden layers get sqrt 2 and
                 biases start at zero); None keeps the uniform default.
+            noisy: Let the layers carry learned noise; for networks without members, uniform.
         """
         super().__init__()
+        assert not (noisy and (members or orthogonal is not None))
         self.activation = ACTIVATIONS[activation]
         self.members = members
         last = len(sizes) - 2
@@ -169,7 +228,11 @@ class StackedMLP(nn.Module):
         for index, (inputs, outputs) in enumerate(pairwise(sizes)):
             gain = orthogonal if index == last else math.sqrt(2)
             init = None if orthogonal is None or gain is None else orthogonal_init(gain)
-            layers.append(StackedLinear(inputs, outputs, rng, members, init))
+            layers.append(
+                StackedNoisyLinear(inputs, outputs, rng)
+                if noisy
+                else StackedLinear(inputs, outputs, rng, members, init)
+            )
             norms.append(StackedLayerNorm(outputs, rng, members) if layer_norm else None)
         self.layers = nn.ModuleList(layers)
         self.norms = nn.ModuleList(norm for norm in norms[:-1] if norm is not None)
@@ -196,8 +259,9 @@ class StackedMLP(nn.Module):
 
     def _in_one_kernel(self, x: Tensor, precision: Precision) -> Tensor:
         layers = (*(layer for layer, _ in self._hidden), self._output[0])
-        weights = [layer.weight.flatten(0, -3) for layer in layers]
-        out = fused_mlp(x, weights, [layer.bias.flatten(0, -3) for layer in layers], precision)
+        affine = [layer.affine() for layer in layers]
+        weights = [weight.flatten(0, -3) for weight, _ in affine]
+        out = fused_mlp(x, weights, [bias.flatten(0, -3) for _, bias in affine], precision)
         return out.view(*layers[-1].weight.shape[:-2], *out.shape[-2:])
 
     def _one_by_one(self, x: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ class MLPQNetwork(nn.Module):
         hidden_sizes: Sequence[int] = (64, 64),
         *,
         dueling: bool = False,
+        noisy: bool = False,
         rng: Rng | None = None,
     ) -> None:
         """Build the network.
@@ -29,17 +30,25 @@ class MLPQNetwork(nn.Module):
             action_dim: Number of actions.
             hidden_sizes: Widths of the shared hidden layers.
             dueling: Split the head into a value and an advantage stream.
+            noisy: Let every layer carry learned noise, to explore by.
             rng: Source of the initial weights; its number of seeds is S.
         """
         super().__init__()
         rng = rng or Rng((0,), "model")
         self.obs_dim, self.action_dim, self.dueling = obs_dim, action_dim, dueling
-        self.layers = StackedMLP((obs_dim, *hidden_sizes, action_dim + int(dueling)), rng)
+        sizes = (obs_dim, *hidden_sizes, action_dim + int(dueling))
+        self.layers = StackedMLP(sizes, rng, noisy=noisy)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return Q of every action, `[S, B, A]`."""
         out = self.layers.forward(obs)
         if not self.dueling:
             return out
-        advantage, value = out[..., :-1], out[..., -1:]
-        return value + advantage - advantage.mean(-1, keepdim=True)
+        return dueling_streams(out)
+
+
+def dueling_streams(out: Tensor, dim: int = -1) -> Tensor:
+    """Join advantages and, last along `dim`, the value: V + A - mean A."""
+    advantage = out.narrow(dim, 0, out.shape[dim] - 1)
+    value = out.narrow(dim, out.shape[dim] - 1, 1)
+    return value + advantage - advantage.mean(dim, keepdim=True)

@@ -1,0 +1,139 @@
+"""Implicit Quantile Networks (Dabney et al., 2018, arXiv:1806.06923).
+
+The network answers F^-1(tau) for any fraction tau, given as cosines; a gradient step draws N
+fractions for the prediction and N' for the target (Eq. 3), and an action is the best mean of K
+quantiles drawn from a distortion of the return, which may be averse to risk.
+
+Overrides: td_loss, q_values, exploring_q_values.
+Deviations: acting without exploring uses K midpoints in place of draws, so that it is
+    deterministic; double Q-learning is the default; cosines are counted from 1, as in the
+    authors' code.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rl_training.algorithms.qr_dqn import midpoints
+from rl_training.algorithms.quantile import (
+    QUANTILE_METRICS,
+    QuantileConfig,
+    QuantileLearner,
+    of_action,
+)
+from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.data.batch import TransitionBatch
+from rl_training.envs.spec import EnvSpec
+from rl_training.models.mlp_iqn_network import MLPIQNNetwork
+from rl_training.models.quantile_networks import ImplicitQuantileNetwork
+from rl_training.rng import Rng
+from rl_training.validation import PositiveInt, Sizes
+
+
+class IQNConfig(QuantileConfig):
+    """Settings of IQN."""
+
+    num_quantiles: PositiveInt = 64
+    """Fractions drawn per transition for the prediction, N."""
+    num_target_quantiles: PositiveInt = 64
+    """Fractions drawn per transition for the target, N'."""
+    num_action_quantiles: PositiveInt = 32
+    """Fractions by which actions are compared, K."""
+    embedding_dim: PositiveInt = 64
+    """Cosines that a fraction is embedded by."""
+    head_hidden_sizes: Sizes = ()
+    """Hidden layers after the product of the embeddings of state and fraction."""
+    cvar_eta: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Act by the mean of this lowest share of returns (CVaR); 1 is neutral to risk."""
+
+
+class IQN(QuantileLearner):
+    """Regression of quantiles at drawn fractions."""
+
+    config_class = IQNConfig
+    config: IQNConfig
+    q_network: ImplicitQuantileNetwork
+
+    def q_values(self, obs: Tensor, network: nn.Module | None = None) -> Tensor:
+        """Return the (distorted) expectation of every action `[S, B, A]`, by K midpoints."""
+        fractions = midpoints(self.config.num_action_quantiles, self.device)
+        chosen = self._part(network)
+        tau = fractions.expand(self.num_seeds, 1, -1)
+        return self.distorted_mean(chosen, chosen.embed(obs), tau)
+
+    def exploring_q_values(self, obs: Tensor) -> Tensor:
+        """Return the same by K draws."""
+        return self.sampled_q_values(self.q_network, self.q_network.embed(obs))
+
+    def sampled_q_values(self, network: ImplicitQuantileNetwork, embedding: Tensor) -> Tensor:
+        """Estimate the (distorted) expectation of every action `[S, B, A]` by K draws."""
+        tau = self.rng.uniform(embedding.shape[1], self.config.num_action_quantiles)
+        return self.distorted_mean(network, embedding, tau)
+
+    def distorted_mean(
+        self, network: ImplicitQuantileNetwork, embedding: Tensor, tau: Tensor
+    ) -> Tensor:
+        """Mean of F^-1(beta(tau)) with beta(tau) = eta tau, the CVaR of level eta (Section 3.1)."""
+        return network.quantiles(embedding, self.config.cvar_eta * tau).mean(-1)
+
+    def next_quantiles(self, next_obs: Tensor) -> Tensor:
+        """N' quantiles of s' `[S, B, N']` for the best action."""
+        target = self._part(self.target_network)
+        embedding = target.embed(next_obs)
+        chooser = self.q_network if self.config.double else target
+        seen = chooser.embed(next_obs) if self.config.double else embedding
+        best = self.sampled_q_values(chooser, seen).argmax(-1)
+        tau = self.rng.uniform(next_obs.shape[1], self.config.num_target_quantiles)
+        return of_action(target.quantiles(embedding, tau), best)
+
+    def td_loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Quantile Huber loss at drawn fractions."""
+        with torch.no_grad(), self.noise(self.q_network, self.target_network):
+            next_quantiles = self.next_quantiles(batch.next_obs)
+        tau = self.rng.uniform(batch.obs.shape[1], self.config.num_quantiles)
+        with self.noise(self.q_network):
+            quantiles = of_action(self.q_network(batch.obs, tau), batch.action)
+        return self.regress(batch, quantiles, tau, next_quantiles)
+
+    def _part(self, network: nn.Module | None) -> ImplicitQuantileNetwork:
+        chosen = network or self.q_network
+        assert isinstance(chosen, ImplicitQuantileNetwork)
+        return chosen
+
+
+def iqn_loss(learner: IQN, batch: TransitionBatch) -> dict[str, Tensor]:
+    """Compute IQN's loss and metrics at the current parameters without changing them."""
+    loss, metrics, _ = learner.td_loss(batch)
+    return {"loss": loss, **metrics}
+
+
+def iqn_networks(env: EnvSpec, config: IQNConfig, rng: Rng) -> dict[str, nn.Module]:
+    """Build the network for a task."""
+    network = MLPIQNNetwork(
+        env.obs_dim,
+        env.action_dim,
+        config.hidden_sizes,
+        config.embedding_dim,
+        head_hidden_sizes=config.head_hidden_sizes,
+        dueling=config.dueling,
+        noisy=config.noisy,
+        rng=rng,
+    )
+    return {"q_network": network}
+
+
+SPEC = AlgorithmSpec(
+    name="iqn",
+    title="Implicit Quantile Networks",
+    paper="arXiv:1806.06923",
+    summary="value-based, distributional; quantiles at drawn fractions, risk; discrete actions",
+    learner=IQN,
+    networks=iqn_networks,
+    loop=Loop.OFF_POLICY,
+    action_kinds=("discrete",),
+    metrics=QUANTILE_METRICS,
+)
