@@ -117,8 +117,8 @@ def test_supports_refuses_what_the_kernels_cannot_do(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(module, "_has_triton", lambda: True)
 
-    def supported(*sizes: int, activation: str = "relu", batch: int = 2) -> bool:
-        net = Network(1, 1, batch, sizes)
+    def supported(*sizes: int, activation: str = "relu", seeds: int = 1, batch: int = 2) -> bool:
+        net = Network(seeds, 1, batch, sizes)
         return supports(net.x, net.weights, activation=activation)
 
     assert supported(17, 256, 256, 12)
@@ -127,8 +127,9 @@ def test_supports_refuses_what_the_kernels_cannot_do(monkeypatch: pytest.MonkeyP
     assert not supported(17, 256, 12), "one hidden layer"
     assert not supported(129, 64, 64, 1), "too many inputs"
     assert not supported(8, 8, 8, 65), "too many outputs"
-    assert supported(8, 8, 8, 1, batch=2048)
-    assert not supported(8, 8, 8, 1, batch=2049), "library products are faster"
+    assert supported(8, 8, 8, 1, batch=2049)
+    assert supported(8, 8, 8, 1, seeds=5, batch=2048)
+    assert not supported(8, 8, 8, 1, seeds=5, batch=2049), "library products are faster"
     net = Network(1, 1, 2, (3, 4, 4, 1))
     assert not supports(net.x.double(), net.weights)
     monkeypatch.setattr(module, "_has_triton", lambda: False)

@@ -16,6 +16,7 @@ from rl_training.runtime.threads import choose_threads
 def four_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RL_TRAINING_CACHE", str(tmp_path))
     monkeypatch.setattr(threads, "_available_cores", lambda: 4)
+    monkeypatch.setattr(threads, "_others_are_busy", lambda: False)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float]) -> list[int]:
@@ -44,6 +45,18 @@ def test_more_threads_are_taken_only_when_clearly_faster(
 ) -> None:
     pretend(monkeypatch, seconds)
     assert choose_threads(0, build("sac")[0]) == chosen
+
+
+def test_beside_busy_processes_it_is_one_and_not_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learner = build("sac")[0]
+    timed = pretend(monkeypatch, {1: 1.0, 2: 0.5, 4: 0.5})
+    with monkeypatch.context() as busy:
+        busy.setattr(threads, "_others_are_busy", lambda: True)
+        assert choose_threads(0, learner) == 1
+    assert timed == []
+    assert choose_threads(0, learner) == 2
 
 
 def test_the_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ MANY = 4
 """Networks up to this number are cut into small programs."""
 MAX_INPUTS, MAX_HIDDEN, MAX_OUTPUTS = 128, 1024, 64
 MAX_ROWS = 2048
-"""Larger batches keep the device busy by themselves, and library products are faster at them."""
+"""Larger batches of many networks keep the device busy, and library products are faster at them."""
 # Three products of rounded halves lose less than 1e-6, and run on the matrix units.
 _DOT = {"fp32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
 
@@ -102,8 +102,8 @@ def supports(
 
     More than four networks only in bf16: batched products of single precision are faster there, and
     on an H200 tf32 kernels with large row blocks did not repeat to the bit.  The last three layers
-    count: at most 128 inputs (or hidden units before them), 1024 hidden units and 64 outputs.  A
-    batch may have 2048 rows: where launches do not matter, library products are faster.
+    count: at most 128 inputs (or hidden units before them), 1024 hidden units and 64 outputs.  Of
+    many networks a batch may have 2048 rows: beyond, library products are faster.
     Layer normalisation is for the caller to rule out.
     """
     if activation != "relu" or len(weights) < 3:
@@ -117,7 +117,7 @@ def supports(
     inputs, hidden = weights[-3].shape[-2:]
     last_hidden, outputs = weights[-1].shape[-2:]
     sizes = inputs <= MAX_INPUTS and max(hidden, last_hidden) <= MAX_HIDDEN
-    sizes = sizes and x.shape[-2] <= MAX_ROWS
+    sizes = sizes and (x.shape[-2] <= MAX_ROWS or weights[0].shape[0] <= MANY)
     single = all(tensor.dtype == torch.float32 for tensor in (x, *weights))
     return sizes and outputs <= MAX_OUTPUTS and single
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -22,6 +23,8 @@ from rl_training.runtime.compiling import CompileError, cache_folder, processor
 GAIN = 1.2
 """How much faster more threads must be to be chosen."""
 REPEATS = 7
+BUSY_PERCENT = 30.0
+"""Share of the cores' time that others may take while threads are compared."""
 
 
 def choose_threads(asked: int, learner: AnyLearner) -> int:
@@ -37,6 +40,8 @@ def choose_threads(asked: int, learner: AnyLearner) -> int:
         file = cache_folder().parent / "threads.json"
         known = _read(file)
         if key not in known:
+            if _others_are_busy():
+                return 1  # a figure taken now would be remembered when they are gone
             known[key] = _fastest(left, right, cores)
             _write(file, known)
     except (CompileError, OSError):
@@ -46,6 +51,11 @@ def choose_threads(asked: int, learner: AnyLearner) -> int:
 
 def _available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _others_are_busy() -> bool:
+    """Whether the cores have work while this process has none."""
+    return psutil.cpu_percent(interval=0.2) > BUSY_PERCENT
 
 
 def _typical_product(learner: AnyLearner) -> tuple[Tensor, Tensor]:
