@@ -34,17 +34,22 @@ class Method:
     batch: int = 256
     hidden: tuple[int, ...] = (256, 256)
     learning_rate: float = 3e-4
+    tau: float = 0.005
     reward_scale: float = 0.1
-    cql_weight: float = 0.5
-    """Of CQL alone."""
+    weight: float
+    """`cql_alpha` of CQL, `beta` of IQL, `bc_alpha` of TD3+BC."""
 
 
 METHODS = {
-    "cql": Method(updates=6_000, batch=128, hidden=(128, 128)),
-    "iql": Method(updates=12_000),
-    "td3_bc": Method(updates=12_000),
+    "cql": Method(
+        updates=6_000, batch=128, hidden=(128, 128), learning_rate=1e-3, tau=0.02, weight=0.3
+    ),
+    "iql": Method(updates=12_000, weight=10.0),
+    "td3_bc": Method(
+        updates=12_000, batch=128, hidden=(128, 128), learning_rate=1e-3, tau=0.02, weight=6.0
+    ),
 }
-"""In the order in which they are started: those that take longest first."""
+"""As in the presets for Pendulum; started in this order, those that take longest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +67,9 @@ class Job:
     batch: int
     hidden: tuple[int, ...]
     learning_rate: float
+    tau: float
     reward_scale: float
-    cql_weight: float
+    weight: float
     episodes: int = 20
     accelerate: str = "off"
     """How our updates run."""

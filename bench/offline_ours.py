@@ -10,6 +10,8 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent
 
+WEIGHTS = {"cql": "cql_alpha", "iql": "beta", "td3_bc": "bc_alpha"}
+
 
 def offline_config(job: Job, path: str, folder: str) -> TrainConfig:
     """Return the run of a job on the data at `path`."""
@@ -21,11 +23,11 @@ def offline_config(job: Job, path: str, folder: str) -> TrainConfig:
         "hidden_sizes": list(job.hidden),
         "learning_rate": job.learning_rate,
         "actor_learning_rate": job.learning_rate,
+        "tau": job.tau,
+        WEIGHTS[job.method]: job.weight,
         "num_critics": 2,
         "eval_interval": 0,
     }
-    if job.method == "cql":
-        settings["cql_alpha"] = job.cql_weight
     run: dict[str, Any] = {
         "algo": job.method,
         "env_id": job.env_id,

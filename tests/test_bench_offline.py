@@ -23,13 +23,14 @@ from bench.compare import require_same_sizes
 from bench.noise import noise_columns
 from bench.offline import DEFAULTS, PEER, Data, main, make_jobs, make_parser, prepare, run, table
 from bench.offline_job import METHODS, Job, evaluate, make_job
-from bench.offline_ours import offline_config, train_offline
+from bench.offline_ours import WEIGHTS, offline_config, train_offline
 from bench.options import BenchError
 from bench.rows import ALGOS
 from bench.sizes import OFFLINE, SAC
 from bench.updates import noise_buffer, prepare_updates, update_config
 
 from helpers.tiny import ROOT
+from rl_training.experiment.config import load_config
 
 CPU = torch.device("cpu")
 ENV = "Pendulum-v1"
@@ -138,7 +139,7 @@ def test_our_run_has_the_jobs_sizes() -> None:
     settings: Any = config.algo_config
     assert (settings.hidden_sizes, settings.batch_size, config.total_timesteps) == ((8, 4), 7, 5)
     assert (settings.cql_alpha, settings.reward_scale, settings.actor_learning_rate) == (
-        *(job.cql_weight, job.reward_scale),
+        *(job.weight, job.reward_scale),
         job.learning_rate,
     )
 
@@ -245,3 +246,13 @@ def test_commands_of_the_docs_parse() -> None:
                 make_parser().parse_args(shlex.split(command, comments=True))
                 found += 1
     assert found >= 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_table_has_the_settings_of_the_presets(method: str) -> None:
+    preset: Any = load_config(f"{method}/pendulum").algo_config
+    table: Any = offline_config(
+        make_job("ours", method, "small", 0), "small.npz", "runs"
+    ).algo_config
+    names = ["batch_size", "hidden_sizes", "learning_rate", "tau", "reward_scale", WEIGHTS[method]]
+    assert {n: getattr(table, n) for n in names} == {n: getattr(preset, n) for n in names}

@@ -14,6 +14,7 @@ import numpy as np
 
 from bench.offline_job import Job, Policy
 
+WEIGHTS = {"cql": "conservative_weight", "iql": "weight_temp", "td3_bc": "alpha"}
 CONFIGS = {"cql": "CQLConfig", "iql": "IQLConfig", "td3_bc": "TD3PlusBCConfig"}
 
 
@@ -65,8 +66,8 @@ def _config(d3rlpy: Any, job: Job) -> Any:
 def _rates(job: Job) -> dict[str, Any]:
     """Rates and weights of our side in place of the peer's own."""
     found = {"actor_learning_rate": job.learning_rate, "critic_learning_rate": job.learning_rate}
+    found |= {"tau": job.tau, WEIGHTS[job.method]: job.weight}
     if job.method == "cql":
         # Its multiplier stays 1, so that the weight is the weight.
         found |= {"temp_learning_rate": job.learning_rate, "alpha_learning_rate": 0.0}
-        found |= {"conservative_weight": job.cql_weight}
     return found
