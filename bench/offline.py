@@ -71,6 +71,8 @@ def make_jobs(options: argparse.Namespace, data: Sequence[Data]) -> list[Job]:
         if method not in options.methods:
             continue
         for side in _sides(method, peer=options.peer is not None):
+            if side == "ours" and options.peer_only:
+                continue
             more = changes | ({"accelerate": options.accelerate} if side == "ours" else {})
             jobs += [make_job(side, method, d.name, s, **more) for d in data for s in options.seeds]
     return jobs
@@ -194,6 +196,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--accelerate", choices=("off", "compile", "auto"), default="off", help="our updates (off)")
     add("--jobs", type=_positive, default=available_cores(), help="processes at once (all cores)")
     add("--peer", type=_peer, metavar=f"{PEER}=PYTHON", help="interpreter that has the peer")
+    add(
+        "--peer-only", action="store_true", help="train the peer alone; ours in another call"
+    )
     add("--peer-path", metavar="PATH", help="PYTHONPATH of the peer, from where this is started")
     add("--json", type=Path, metavar="FILE", help="kept between calls: what it holds is not redone")
     return parser
