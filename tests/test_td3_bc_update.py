@@ -250,9 +250,10 @@ def test_both_targets_move_by_tau_towards_the_updated_networks() -> None:
 
 
 def test_the_actor_step_leaves_the_critics_alone() -> None:
-    learner, batch = make_learner(), make_batch()
-    critic = parameters_of(learner.model.critic)
-    learner.update_actor(batch)
+    learner, batch = make_learner(policy_delay=1), make_batch()
+    critic, actor = parameters_of(learner.model.critic), parameters_of(learner.model.actor)
+    learner.improve(batch, {})
+    assert not same(parameters_of(learner.model.actor), actor)
     assert same(parameters_of(learner.model.critic), critic)
     learner.critic_optimizer.minimize(learner.critic_loss(batch, batch.reward)[0])
     assert not same(parameters_of(learner.model.critic), critic)

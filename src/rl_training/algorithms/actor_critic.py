@@ -1,7 +1,7 @@
 """Template of off-policy actor-critics: critic, then actor, then multipliers, then targets.
 
-Hooks return losses `[S]` and metrics; only `step` below moves optimizers, so the order of an
-update stands in one place.  Shapes: S seeds, N critics, B batch, A action.
+Hooks return losses `[S]` and metrics; only `step` and `improve` below move optimizers, so the order
+of an update stands in one place.  Shapes: S seeds, N critics, B batch, A action.
 """
 
 from __future__ import annotations
@@ -81,14 +81,27 @@ class ActorCritic(TransitionLearner):
             target, target_metrics = self.td_target(batch)  # [S, B]
         critic_loss, critic_metrics, td_error = self.critic_loss(batch, target)
         self.critic_optimizer.minimize(critic_loss)
+        actor_metrics = self.improve(batch, critic_metrics)
+        self.update_targets()
+        metrics = {"critic_loss": critic_loss} | target_metrics | critic_metrics | actor_metrics
+        return StepOutput(metrics, priority=td_error)
+
+    def improve(self, batch: TransitionBatch, measured: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Move actor and multipliers; returns their metrics.
+
+        Args:
+            batch: Transitions.
+            measured: Metrics of the critics.
+        """
         actor_loss, actor_metrics = self.actor_loss(batch)
         self.actor_optimizer.minimize(actor_loss)
-        multiplier_metrics = self.update_multipliers(critic_metrics | actor_metrics)
+        multiplier_metrics = self.update_multipliers(measured | actor_metrics)
+        return {"actor_loss": actor_loss} | actor_metrics | multiplier_metrics
+
+    def update_targets(self) -> None:
+        """Move the target critics."""
         tau = self.setting("tau")
         polyak_update(self.target_parameters, self.critic_optimizer.parameters, tau)
-        metrics = {"critic_loss": critic_loss, "actor_loss": actor_loss}
-        metrics |= target_metrics | critic_metrics | actor_metrics | multiplier_metrics
-        return StepOutput(metrics, priority=td_error)
 
     def td_target(self, batch: TransitionBatch) -> Loss:
         """Return the regression target `[S, B]` and metrics."""

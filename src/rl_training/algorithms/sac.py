@@ -77,18 +77,26 @@ class SAC(ActorCritic):
     def td_target(self, batch: TransitionBatch) -> Loss:
         """Soft Bellman target r + discount (min_i Q_i(s', a') - alpha log pi(a'|s')) (Eq. 3)."""
         action, log_prob = self.sample_action(batch.next_obs)
-        q = self.model.q_values(batch.next_obs, action, self.target_critic).amin(1)  # [S, B]
+        q = self.model.q_values(batch.next_obs, action, self.target_critic)  # [S, N, B]
         entropy_term = -self.log_alpha.exp().unsqueeze(1) * log_prob
-        target = td_target(batch.reward, batch.discount, q + entropy_term)
+        target = td_target(batch.reward, batch.discount, self.next_value(q, entropy_term))
         return target, {
             "target_q_mean": target,
             "entropy_term": entropy_term,
         }
 
+    def next_value(self, q: Tensor, entropy_term: Tensor) -> Tensor:
+        """Value of s' `[S, B]` from the target critics `[S, N, B]`: their least, plus entropy."""
+        return q.amin(1) + entropy_term
+
+    def policy_value(self, q: Tensor) -> Tensor:
+        """Value `[S, B]` of the policy's actions that it climbs, from the critics `[S, N, B]`."""
+        return q.amin(1)
+
     def actor_loss(self, batch: TransitionBatch) -> Loss:
         """E[alpha log pi(a|s) - min_i Q_i(s, a)] with reparametrised actions (Eq. 9)."""
         action, log_prob = self.sample_action(batch.obs)
-        q = self.model.q_values(batch.obs, action).amin(1)  # [S, B]
+        q = self.policy_value(self.model.q_values(batch.obs, action))  # [S, B]
         alpha = self.log_alpha.detach().exp().unsqueeze(1)
         metrics = {"q_mean": q, "entropy": -log_prob.detach().mean(1)}
         return (alpha * log_prob - q).mean(1), metrics

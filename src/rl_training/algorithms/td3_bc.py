@@ -16,8 +16,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss, networks_of
+from rl_training.algorithms.actor_critic import ActorCriticConfig, Loss, networks_of
 from rl_training.algorithms.base import StepOutput, frozen_copy, polyak_update
+from rl_training.algorithms.delayed_actor import DelayedActor
 from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
@@ -25,8 +26,6 @@ from rl_training.algorithms.standardized import Standardized
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.validation import NonNegativeFloat, PositiveFloat, PositiveInt
-
-CRITICS_ONLY, WITH_ACTOR = 0, 1
 
 
 class TD3BCConfig(ActorCriticConfig, OfflineConfig):
@@ -46,44 +45,36 @@ class TD3BCConfig(ActorCriticConfig, OfflineConfig):
     """Critic updates per update of the policy and the targets."""
 
 
-class TD3BC(Standardized, ActorCritic):
+class TD3BC(Standardized, DelayedActor):
     """Twin critics, a deterministic policy, and cloning."""
 
     config_class = TD3BCConfig
     config: TD3BCConfig
     model: MLPTD3Model
+    actor_metrics = ("actor_loss", "bc_loss", "q_weight")
 
     def setup(self) -> None:
-        """Add the target policy and the metrics of the last actor step."""
+        """Add the target policy."""
         super().setup()
         self.setup_statistics()
         self.target_actor = frozen_copy(self.model.actor)
         self.target_actor_parameters = list(self.target_actor.parameters())
-        self.last_actor_loss = torch.zeros(self.num_seeds, device=self.device)
-        self.last_bc_loss = torch.zeros_like(self.last_actor_loss)
-        self.last_weight = torch.zeros_like(self.last_actor_loss)
 
-    def phase(self) -> int:
-        """Tell whether the next update moves the policy and the targets."""
-        due = (self.num_updates.value + 1) % self.config.policy_delay == 0
-        return WITH_ACTOR if due else CRITICS_ONLY
+    @property
+    def actor_delay(self) -> int:
+        """Updates of the critics per update of the policy and the targets."""
+        return self.config.policy_delay
 
     def step(self, batch: TransitionBatch) -> StepOutput:
         """Update the critics and, every `policy_delay` updates, policy and targets."""
-        batch = self.normalized(batch)
-        with torch.no_grad():
-            target, target_metrics = self.td_target(batch)
-        critic_loss, _, td_error = self.critic_loss(batch, target)
-        self.critic_optimizer.minimize(critic_loss)
-        if self.phase() == WITH_ACTOR:
-            self.update_actor(batch)
-        metrics = {
-            "critic_loss": critic_loss,
-            "actor_loss": self.last_actor_loss.clone(),
-            "bc_loss": self.last_bc_loss.clone(),
-            "q_weight": self.last_weight.clone(),
-        }
-        return StepOutput(metrics | target_metrics, priority=td_error)
+        return super().step(self.normalized(batch))
+
+    def update_targets(self) -> None:
+        """Move both targets, when the policy has moved."""
+        if self.moves_actor():
+            super().update_targets()
+            tau = self.setting("tau")
+            polyak_update(self.target_actor_parameters, self.actor_optimizer.parameters, tau)
 
     def td_target(self, batch: TransitionBatch) -> Loss:
         """Clipped double Q at the smoothed target policy: r + discount min_i Q_i(s', a')."""
@@ -94,18 +85,6 @@ class TD3BC(Standardized, ActorCritic):
         q = self.model.q_values(batch.next_obs, action, self.target_critic).amin(1)
         target = td_target(batch.reward, batch.discount, q)
         return target, {"target_q_mean": target}
-
-    def update_actor(self, batch: TransitionBatch) -> None:
-        """Move the policy, then both targets."""
-        loss, metrics = self.actor_loss(batch)
-        self.actor_optimizer.minimize(loss)
-        with torch.no_grad():
-            self.last_actor_loss.copy_(loss)
-            self.last_bc_loss.copy_(metrics["bc_loss"])
-            self.last_weight.copy_(metrics["q_weight"])
-        tau = self.setting("tau")
-        polyak_update(self.target_parameters, self.critic_optimizer.parameters, tau)
-        polyak_update(self.target_actor_parameters, self.actor_optimizer.parameters, tau)
 
     def actor_loss(self, batch: TransitionBatch) -> Loss:
         """E[-lambda Q_1(s, pi(s)) + (pi(s) - a)^2] with lambda = alpha / E|Q_1| (Eq. 5 and 6)."""
