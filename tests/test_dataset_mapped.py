@@ -228,7 +228,7 @@ def request_of(config: TrainConfig, env: EnvSpec, buffer: DatasetBuffer) -> Requ
         threads=1,
         precision="fp32",
         programs=("update-0",),
-        data=asdict(buffer.shape),
+        data=asdict(buffer.data_shape),
     )
 
 

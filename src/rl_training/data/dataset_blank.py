@@ -43,6 +43,8 @@ class BlankRows:
 
     name = "blank rows"
     learner_units = True
+    notes: tuple[str, ...] = ()
+    reward_scale, reward_shift = 1.0, 0.0
 
     def __init__(self, shape: DatasetShape) -> None:
         self.shape = shape

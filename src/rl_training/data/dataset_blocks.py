@@ -65,6 +65,12 @@ class RowSource(Protocol):
     def parts(self) -> tuple[Part, ...]: ...  # noqa: D102
     @property
     def learner_units(self) -> bool: ...  # noqa: D102
+    @property
+    def notes(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def reward_scale(self) -> float: ...  # noqa: D102
+    @property
+    def reward_shift(self) -> float: ...  # noqa: D102
     def __len__(self) -> int: ...
     def kind(self, name: str) -> ColumnKind:
         """Return what the rows of a column are."""

@@ -77,7 +77,9 @@ class DatasetBuffer(ReplayBuffer):
             shared=True,
         )
         self._digest = dataset.digest()
-        self.shape = DatasetShape(
+        self.notes = dataset.notes
+        self.reward_scale, self.reward_shift = dataset.reward_scale, dataset.reward_shift
+        self.data_shape: DatasetShape = DatasetShape(
             # What is drawn outside does not depend on the number of rows.
             rows=max(UNCOUNTED, n_step) if self.is_mapped else len(dataset),
             parts=len(dataset.parts),
@@ -132,10 +134,23 @@ class DatasetBuffer(ReplayBuffer):
             CheckpointError: When the run was on other data.
         """
         require_same_keys(self.state_dict(), state, type(self).__name__)
-        if state["digest"] != self._digest:
+        self.require_digest(state["digest"])
+        self.rng.load_state_dict(state["rng"])
+
+    @property
+    def digest(self) -> str:
+        """Digest of the data."""
+        return self._digest
+
+    def require_digest(self, saved: str) -> None:
+        """Check that a run was on this data.
+
+        Raises:
+            CheckpointError: When it was on other data.
+        """
+        if saved != self._digest:
             raise CheckpointError(
                 "the dataset is not the one this run was trained on: its contents have another "
-                f"digest ({self._digest[:12]} instead of {state['digest'][:12]}); bring it back, "
+                f"digest ({self._digest[:12]} instead of {saved[:12]}); bring it back, "
                 "or start a new run"
             )
-        self.rng.load_state_dict(state["rng"])

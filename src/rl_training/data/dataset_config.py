@@ -145,7 +145,7 @@ def open_configured(
     )
     if settings.normalize_rewards:
         view = view.with_normalized_rewards()
-    return view.rescaled(settings.reward_scale, settings.reward_shift)
+    return view.scaled(settings.reward_scale, settings.reward_shift)
 
 
 def load_configured(settings: DatasetSettings, env_spec: TaskSpec) -> OfflineDataset:

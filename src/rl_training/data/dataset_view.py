@@ -5,6 +5,7 @@ Shapes: N rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,8 +28,8 @@ from rl_training.data.offline_dataset import (
     OfflineDataset,
     check_same_kind,
     normalizing_factor,
-    rescaled,
 )
+from rl_training.data.rewards import scale_rewards
 
 Array = NDArray[Any]
 WIDE = ("observations", "next_observations", "actions")
@@ -76,7 +77,7 @@ class DatasetView:
             return to_learner_units(values, self.task)
         if name == "rewards":
             for factor, shift in self.rescaling:
-                values = rescaled(values, factor, shift)
+                values = scale_rewards(values, factor, shift)
         return values
 
     def digest(self) -> str:
@@ -92,7 +93,20 @@ class DatasetView:
         """Whether a source lies in files, so that it need not fit into memory."""
         return any(all(is_mapped(getattr(d, name)) for name in WIDE) for d in self.datasets)
 
-    def rescaled(self, factor: float, shift: float = 0.0) -> DatasetView:
+    @property
+    def reward_scale(self) -> float:
+        """Factor between the rewards of the sources and those that are read."""
+        return math.prod((factor for factor, _ in self.rescaling), start=1.0)
+
+    @property
+    def reward_shift(self) -> float:
+        """What has been added to them after that."""
+        total = 0.0
+        for factor, shift in self.rescaling:
+            total = total * factor + shift
+        return total
+
+    def scaled(self, factor: float, shift: float = 0.0) -> DatasetView:
         """Return the view with rewards `factor * r + shift`."""
         if factor == 1.0 and shift == 0.0:
             return self
@@ -103,7 +117,7 @@ class DatasetView:
         assert not self.rescaling, "the range of returns is that of the sources"
         returns = np.concatenate([dataset.episode_returns() for dataset in self.datasets])
         factor, note = normalizing_factor(returns, self.name)
-        return replace(self.rescaled(factor), notes=(*self.notes, note))
+        return replace(self.scaled(factor), notes=(*self.notes, note))
 
     def to_dataset(self) -> OfflineDataset:
         """Return the rows as arrays; columns that are not changed stay where they are."""
@@ -116,6 +130,8 @@ class DatasetView:
             notes=self.notes,
             parts=self.parts,
             learner_units=True,
+            reward_scale=self.reward_scale,
+            reward_shift=self.reward_shift,
         )
 
     def _column(self, name: str) -> Array:

@@ -27,6 +27,7 @@ from rl_training.data.dataset_blocks import (
     kind_of_column,
 )
 from rl_training.data.dataset_units import TaskSpec, check_fits, learner_actions
+from rl_training.data.rewards import scale_rewards
 from rl_training.errors import DataError
 
 Array = NDArray[Any]
@@ -69,6 +70,10 @@ class OfflineDataset:
     """Sources of a mix; a dataset without a mix is one part."""
     learner_units: bool = False
     """Whether actions have been mapped to learner units."""
+    reward_scale: float = 1.0
+    """Factor that `scaled` has put on the rewards since they were loaded or joined."""
+    reward_shift: float = 0.0
+    """What `scaled` has added to them after that."""
 
     def __post_init__(self) -> None:
         _check_columns(self)
@@ -187,7 +192,12 @@ class OfflineDataset:
         """Return the dataset with rewards `reward_scale * r + reward_shift`."""
         if reward_scale == 1.0 and reward_shift == 0.0:
             return self
-        return replace(self, rewards=rescaled(self.rewards, reward_scale, reward_shift))
+        return replace(
+            self,
+            rewards=scale_rewards(self.rewards, reward_scale, reward_shift),
+            reward_scale=self.reward_scale * reward_scale,
+            reward_shift=self.reward_shift * reward_scale + reward_shift,
+        )
 
     def with_normalized_rewards(self) -> OfflineDataset:
         """Return the dataset with rewards x 1000 / (largest - smallest episode return).
@@ -232,11 +242,6 @@ class OfflineDataset:
         actions, note = learner_actions(self.actions, env_spec, self.name, clip=clip)
         notes = (*self.notes, note) if note else self.notes
         return replace(self, actions=actions, notes=notes, learner_units=True)
-
-
-def rescaled(rewards: Array, scale: float, shift: float) -> NDArray[np.float32]:
-    """Return `scale * r + shift`, calculated in double precision."""
-    return (np.asarray(rewards, np.float64) * scale + shift).astype(np.float32)
 
 
 def normalizing_factor(returns: NDArray[np.float64], name: str) -> tuple[float, str]:
@@ -284,8 +289,11 @@ def concatenate(
     )
     if len(datasets) == 1:
         return replace(first, name=name, parts=parts)
+    columns: dict[str, Any] = {
+        key: np.concatenate([getattr(d, key) for d in datasets]) for key in COLUMNS
+    }
     return OfflineDataset(
-        **{key: np.concatenate([getattr(d, key) for d in datasets]) for key in COLUMNS},
+        **columns,
         name=name,
         source=" + ".join(d.source for d in datasets),
         env_id=first.env_id,

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.data.batch import TransitionBatch
+from rl_training.data.dataset_blank import DatasetShape
 from rl_training.data.dataset_blocks import blocks
 from rl_training.errors import DataError
 from rl_training.rng import Rng
@@ -46,6 +47,10 @@ class ReplayBuffer:
 
     read_only: ClassVar[tuple[str, ...]] = ("rows", "_table", "_scalars", "_loose")
     """Attributes whose tensors sampling and learning do not change."""
+    notes: tuple[str, ...] = ()
+    """What a person should know about the rows, a sentence each."""
+    data_shape: DatasetShape | None = None
+    """Of the dataset that batches are drawn from, where there is one."""
 
     def __init__(
         self,

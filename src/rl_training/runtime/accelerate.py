@@ -22,7 +22,6 @@ from rl_training.algorithms.base import AnyLearner, Metrics, OnPolicyLearner, Up
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.data.dataset_blank import DatasetShape
-from rl_training.data.dataset_buffer import DatasetBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
@@ -111,7 +110,7 @@ class Accelerator:
 
         Args:
             sources: What to compile.
-            data: The dataset that an offline learner learns from.
+            data: The dataset that the learner learns from, if there is one.
         """
         if self._failed or self.learner.device.type != "cpu":
             return
@@ -249,8 +248,7 @@ class ReplayRunner:
         self._sources = replay_sources(learner, replay, recorder.names)
         self._switch_at = accelerator.first_update(planned, 1, config.batch_size)
         if self._switch_at < math.inf:
-            data = replay.shape if isinstance(replay, DatasetBuffer) else None
-            accelerator.prepare(list(self._sources.values()), data)
+            accelerator.prepare(list(self._sources.values()), replay.data_shape)
         self._act: Callable[[Tensor], Tensor] | None = None
         self._updates: dict[int, Callable[[int], int]] = {}
 

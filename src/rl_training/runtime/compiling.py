@@ -65,7 +65,7 @@ class Request:
     precision: Precision
     programs: tuple[str, ...]
     data: dict[str, Any] | None = None
-    """`DatasetShape` of an offline learner: the number of rows is a constant of its programs."""
+    """`DatasetShape` of recorded data: the number of rows is a constant of its programs."""
 
     @property
     def key(self) -> str:
