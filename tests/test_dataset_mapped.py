@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from helpers.contract import build, small_config
 from helpers.datasets import SWITCH, TOY, columns_of, rebuilt, toy_data, write_columns
+from helpers.traces import request_of, traced
 from rl_training.data import dataset_blocks, load_configured, load_transition_dataset
 from rl_training.data.dataset_blank import BlankRows, DatasetShape
 from rl_training.data.dataset_buffer import DatasetBuffer
@@ -220,18 +221,6 @@ def test_an_update_of_mapped_rows_takes_the_batch_as_an_argument(tmp_path: Path)
 # Compiling
 
 
-def request_of(config: TrainConfig, env: EnvSpec, buffer: DatasetBuffer) -> Request:
-    return Request(
-        config=config.resolved(),
-        env_spec=env.model_dump(mode="json"),
-        device="cpu",
-        threads=1,
-        precision="fp32",
-        programs=("update-0",),
-        data=asdict(buffer.data_shape),
-    )
-
-
 @pytest.mark.parametrize("storage", ["device", "mapped"])
 def test_the_compiling_process_traces_the_same_program_without_the_dataset(
     storage: str, tmp_path: Path
@@ -241,19 +230,10 @@ def test_the_compiling_process_traces_the_same_program_without_the_dataset(
     buffer, _ = replay.load_buffer(learner, env, (3, 5))
     ours = replay_sources(learner, buffer, list(get_algorithm_spec("iql").metrics))
     (tmp_path / "data").rename(tmp_path / "gone")
-    request = request_of(config, env, buffer)
+    request = request_of(config, env, buffer, ("update-0",))
     other, _, _, theirs = build_request(request)
     for name, source in ours.items():
-        codes = []
-        for who, what in ((learner, source), (other, theirs[name])):
-            with counted(who, count_of_phase(who, name)):
-                made = trace(what, example_arguments(what, who, env, 1))
-            owned = owned_tensors(what.owners)
-            shapes = [(path, owned[path].shape, owned[path].stride()) for path in made.inputs]
-            values = [n.meta["val"] for n in made.graph.graph.nodes if n.op == "placeholder"]
-            layouts = [(v.shape, v.stride(), v.dtype) for v in values]
-            codes.append((made.graph.code, shapes, layouts, made.arguments))
-        assert codes[0] == codes[1]
+        assert traced(learner, source, env) == traced(other, theirs[name], env)
 
 
 def test_a_program_is_not_shared_by_datasets_of_another_number_of_rows(

@@ -9,6 +9,7 @@ from rl_training.algorithms.iql import IQL as IQLAlgorithm
 from rl_training.algorithms.iqn import IQN as IQNAlgorithm
 from rl_training.algorithms.ppo import PPO as PPOAlgorithm
 from rl_training.algorithms.qr_dqn import QRDQN as QRDQNAlgorithm
+from rl_training.algorithms.rlpd import RLPD as RLPDAlgorithm
 from rl_training.algorithms.sac import SAC as SACAlgorithm
 from rl_training.algorithms.td3_bc import TD3BC as TD3BCAlgorithm
 from rl_training.api.algorithms import CQL as CQL
@@ -18,6 +19,7 @@ from rl_training.api.algorithms import IQL as IQL
 from rl_training.api.algorithms import IQN as IQN
 from rl_training.api.algorithms import PPO as PPO
 from rl_training.api.algorithms import QRDQN as QRDQN
+from rl_training.api.algorithms import RLPD as RLPD
 from rl_training.api.algorithms import SAC as SAC
 from rl_training.api.algorithms import TD3BC as TD3BC
 from rl_training.api.algorithms import DiscreteCQL as DiscreteCQL

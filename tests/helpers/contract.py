@@ -34,12 +34,17 @@ SMALL: dict[str, Any] = {
 }
 """Values that make any algorithm quick; each is used where the algorithm has such a setting."""
 
+AT_MOST: dict[str, int] = {"gradient_updates_per_step": 2, "num_critics": 3}
+"""Bounds on defaults that would make tests slow, or too short to see what comes once a round."""
+
 TASK = {"continuous": "Pendulum-v1", "discrete": "CartPole-v1"}
 
 
 def small_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:
     fields = spec.config_class.model_fields
-    return {k: v for k, v in SMALL.items() if k in fields} | changes
+    small = {k: v for k, v in SMALL.items() if k in fields}
+    small |= {k: v for k, v in AT_MOST.items() if k in fields and fields[k].default > v}
+    return small | changes
 
 
 def small_config(

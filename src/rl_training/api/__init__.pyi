@@ -7,6 +7,7 @@ from rl_training.api.algorithms import IQL as IQL
 from rl_training.api.algorithms import IQN as IQN
 from rl_training.api.algorithms import PPO as PPO
 from rl_training.api.algorithms import QRDQN as QRDQN
+from rl_training.api.algorithms import RLPD as RLPD
 from rl_training.api.algorithms import SAC as SAC
 from rl_training.api.algorithms import TD3BC as TD3BC
 from rl_training.api.algorithms import DiscreteCQL as DiscreteCQL

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
+from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.spec import Loop
 from rl_training.data.dataset_blank import BlankRows, DatasetShape
@@ -43,13 +44,18 @@ def build(request: Request) -> tuple[AnyLearner, EnvSpec, TrainConfig, dict[str,
     if spec.loop is Loop.ON_POLICY:
         assert isinstance(learner, OnPolicyLearner)
         return learner, env, config, rollout_sources(learner)
-    if spec.loop is Loop.OFFLINE:
-        assert request.data is not None
-        rows = BlankRows(DatasetShape.from_record(request.data))
-        buffer = dataset_buffer(rows, learner, config.all_seeds, mapped=rows.shape.mapped)
+    data = None if request.data is None else DatasetShape.from_record(request.data)
+    rows = None if data is None else BlankRows(data)
+    if isinstance(learner.config, OfflineConfig):
+        assert rows is not None
+        buffer = dataset_buffer(
+            rows, learner.config, config.all_seeds, learner.device, mapped=rows.shape.mapped
+        )
         return learner, env, config, replay_sources(learner, buffer, list(spec.metrics))
     assert isinstance(learner.config, ReplayConfig)
-    replay = make_replay(learner.config, env, config.num_envs, config.all_seeds, learner.device)
+    replay = make_replay(
+        learner.config, env, config.num_envs, config.all_seeds, learner.device, rows
+    )
     replay.set_inserted(replay.capacity)  # rows of zeros, to trace with
     return learner, env, config, replay_sources(learner, replay, list(spec.metrics))
 

@@ -10,6 +10,7 @@ checkpoint may be written.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -22,6 +23,7 @@ from rl_training.data.batch import RolloutBatch
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.runtime.accelerate import ReplayRunner, RolloutRunner
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.prior import pretrain, pretrain_updates, prior_counts, see_prior
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
@@ -36,9 +38,18 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     replay = make_replay(config, envs.spec, envs.num_envs, session.seeds, learner.device)
     collector = Collector(envs, learner.device)
     session.register(learner, collector=collector, replay=replay)
-    session.begin(collector.start)
-    planned = updates_due(config, 0, session.clock.planned.value)
+    session.counts = partial(prior_counts, learner, replay)
+
+    def start() -> None:
+        collector.start()
+        see_prior(learner, replay)
+
+    session.begin(start)
+    for note in replay.notes:
+        session.say(note)
+    planned = pretrain_updates(learner) + updates_due(config, 0, session.clock.planned.value)
     runner = ReplayRunner(session.accelerator, learner, replay, session.recorder, planned)
+    pretrain(session, learner, runner)
     while session.running():
         learner.set_progress(session.progress)
         replay.set_progress(session.progress)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 import torch
 
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.offline_config import OfflineConfig
+from rl_training.algorithms.prior_config import PriorDataConfig
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.data.dataset_blocks import COLUMNS, RowSource
 from rl_training.data.dataset_buffer import DatasetBuffer
@@ -17,6 +19,7 @@ from rl_training.data.dataset_config import DatasetStorage, open_configured
 from rl_training.data.dataset_sources import CONVERT
 from rl_training.data.dataset_view import DatasetView
 from rl_training.data.mapped_buffer import MappedBuffer
+from rl_training.data.mixed_replay import MixedPrioritizedReplayBuffer, MixedReplayBuffer
 from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
@@ -32,17 +35,45 @@ def make_replay(
     num_envs: int,
     seeds: tuple[int, ...],
     device: torch.device,
+    prior: RowSource | None = None,
 ) -> ReplayBuffer:
-    """Build the replay buffer that the settings ask for."""
-    discrete = spec.action_kind == "discrete"
+    """Build the replay buffer that the settings ask for.
+
+    Args:
+        config: The settings.
+        spec: The task.
+        num_envs: Environments per seed.
+        seeds: One per member.
+        device: Of the learner.
+        prior: Rows in place of the prior data that the settings name.
+    """
     kind: Callable[..., ReplayBuffer] = ReplayBuffer
-    extra: dict[str, float] = {}
+    extra: dict[str, Any] = {}
     if config.prioritized:
         kind = PrioritizedReplayBuffer
         extra = {
             "priority_exponent": config.priority_exponent,
             "importance_exponent": config.importance_exponent,
         }
+    if isinstance(config, PriorDataConfig):
+        kind = MixedPrioritizedReplayBuffer if config.prioritized else MixedReplayBuffer
+        rows = open_prior(config, spec, device) if prior is None else prior
+        extra["prior"] = dataset_buffer(rows, config, seeds, device)
+        extra["prior_ratio"] = config.offline_batch_ratio
+    return _replay(kind, extra, config, spec, num_envs=num_envs, seeds=seeds, device=device)
+
+
+def _replay(
+    kind: Callable[..., ReplayBuffer],
+    extra: dict[str, Any],
+    config: ReplayConfig,
+    spec: EnvSpec,
+    *,
+    num_envs: int,
+    seeds: tuple[int, ...],
+    device: torch.device,
+) -> ReplayBuffer:
+    discrete = spec.action_kind == "discrete"
     columns = 2 * math.prod(spec.obs_shape) + spec.action_dim + 3
     needed = 4 * columns * config.buffer_capacity * len(seeds)
     _require_free(needed, f"algo_kwargs.buffer_capacity {config.buffer_capacity}", device)
@@ -78,6 +109,17 @@ def _require_free(
         )
 
 
+def open_prior(config: PriorDataConfig, spec: EnvSpec, device: torch.device) -> DatasetView:
+    """Open the prior data that the settings name, which must fit onto the device.
+
+    Raises:
+        ConfigError: When it does not.
+    """
+    view = open_configured(config, spec, room=_free_bytes(torch.device("cpu")))
+    _require_free(_device_bytes(view), f"the dataset {view.name}", device)
+    return view
+
+
 def load_buffer(
     learner: AnyLearner, spec: EnvSpec, seeds: tuple[int, ...]
 ) -> tuple[DatasetBuffer, tuple[str, ...]]:
@@ -86,7 +128,7 @@ def load_buffer(
     assert isinstance(settings, OfflineConfig)
     view = open_configured(settings, spec, room=_free_bytes(torch.device("cpu")))
     mapped = stays_on_disk(settings.dataset_storage, view, learner.device)
-    buffer = dataset_buffer(view, learner, seeds, mapped=mapped)
+    buffer = dataset_buffer(view, settings, seeds, learner.device, mapped=mapped)
     said = f"the dataset stays on disk: {view.name} is read batch by batch"
     return buffer, (*view.notes, said) if mapped else view.notes
 
@@ -119,12 +161,13 @@ def _device_bytes(rows: RowSource) -> int:
 
 
 def dataset_buffer(
-    rows: RowSource, learner: AnyLearner, seeds: tuple[int, ...], *, mapped: bool
+    rows: RowSource,
+    settings: OfflineConfig | PriorDataConfig,
+    seeds: tuple[int, ...],
+    device: torch.device,
+    *,
+    mapped: bool = False,
 ) -> DatasetBuffer:
-    """Build the buffer of an offline learner."""
-    settings = learner.config
-    assert isinstance(settings, OfflineConfig)
+    """Build the buffer of recorded rows."""
     kind = MappedBuffer if mapped else DatasetBuffer
-    return kind(
-        rows, seeds=seeds, gamma=settings.gamma, n_step=settings.n_step, device=learner.device
-    )
+    return kind(rows, seeds=seeds, gamma=settings.gamma, n_step=settings.n_step, device=device)

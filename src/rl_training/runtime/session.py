@@ -87,6 +87,8 @@ class Session:
             config.algo, config.env_id, self.seeds, Path(), total_timesteps=self.total
         )
         self.accelerator: Accelerator
+        self.counts: Callable[[], dict[str, float]] = dict
+        """Numbers of the loop, the same for all seeds, for the log and the result."""
         self._signals = signals or SignalFlag()
         self._restore_from = restore_from
         self._stop_at = stop_at
@@ -250,8 +252,7 @@ class Session:
             row |= self.learner.schedule_values(index)
             if collector is not None:
                 row |= collector.summary(index)  # type: ignore[attr-defined]
-            row |= {
-                "gradient_steps": float(self.recorder.total_gradient_steps.value),
+            row |= self._counts() | {
                 "time/steps_per_second": speed,
                 "time/elapsed_seconds": elapsed,
             }
@@ -354,8 +355,10 @@ class Session:
         metrics = {"global_step": float(self.step)}
         evaluated = self.clock.evaluated_at.value >= 0
         metrics |= summarize_returns(self.clock.last_returns[index].tolist() if evaluated else [])
-        metrics["gradient_steps"] = float(self.recorder.total_gradient_steps.value)
-        return metrics
+        return metrics | self._counts()
+
+    def _counts(self) -> dict[str, float]:
+        return self.counts() | {"gradient_steps": float(self.recorder.total_gradient_steps.value)}
 
     def close(self) -> None:
         """Close logs and evaluation environments and let go of the folder; may be called twice."""

@@ -25,7 +25,7 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.rng import Rng
 from rl_training.runtime.tracing import Source
 
-FREQUENT = 16
+FREQUENT = 32
 """Kinds of updates rarer than one in this many stay eager: compiling them would not pay."""
 
 

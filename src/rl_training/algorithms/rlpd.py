@@ -1,0 +1,151 @@
+"""RLPD: Reinforcement Learning with Prior Data (Ball et al., 2023, arXiv:2302.02948).
+
+SAC that has recorded data at hand: half of every batch comes from it and half from the run's own
+experience (symmetric sampling, Sec. 4.1).  Critics are an ensemble with layer normalisation, which
+bounds what they say about unseen actions (Sec. 4.2), and learn many times per environment step
+against the least of a random subset of their targets (Sec. 4.3, Algorithm 1).
+
+Deviations: each update draws its own batch, where the authors draw one large batch per environment
+    step and slice it: rows are drawn with replacement either way; weights start from the package's
+    uniform distribution, not Glorot's.  Updates of `offline_pretrain_updates` (0 in the paper) are
+    made on prior rows alone and count as updates of the critics.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import model_validator
+from torch import Tensor
+
+from rl_training.algorithms.base import StepOutput
+from rl_training.algorithms.delayed_actor import DelayedActor
+from rl_training.algorithms.prior_config import PriorDataConfig
+from rl_training.algorithms.sac import SAC, SACSettings, sac_loss, sac_networks
+from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.algorithms.standardized import Standardized
+from rl_training.data.batch import TransitionBatch
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.validation import NonNegativeInt, PositiveInt
+
+PRETRAINING = 2
+"""Added to the phase while only prior rows are drawn: such batches are not compiled for."""
+
+
+class RLPDConfig(SACSettings, PriorDataConfig):
+    """Settings of RLPD; defaults are the paper's for locomotion."""
+
+    learning_starts: NonNegativeInt = 5_000
+    """Steps of uniformly random actions before the first update on own experience."""
+    gradient_updates_per_step: PositiveInt = 20
+    """Updates of the critics per round, the last of which moves the actor and the temperature."""
+    num_critics: PositiveInt = 10
+    """Members of the critic ensemble; the actor climbs their mean."""
+    num_target_critics: PositiveInt = 2
+    """Target critics, drawn at random for each update, whose least value is the target."""
+    use_layer_norm: bool = True
+    """Normalise the critics' hidden layers."""
+    backup_entropy: bool = True
+    """Keep SAC's entropy term in the target; the paper drops it where rewards are sparse."""
+    target_entropy: float | None = None
+    """Entropy a learned temperature aims at; null means -A/2."""
+
+    @model_validator(mode="after")
+    def _subset_fits_the_ensemble(self) -> RLPDConfig:
+        if self.num_target_critics > self.num_critics:
+            raise ValueError(
+                f"num_target_critics must be <= num_critics ({self.num_critics}), "
+                f"got {self.num_target_critics}"
+            )
+        return self
+
+
+class RLPD(Standardized, DelayedActor, SAC):
+    """SAC with prior data, a normalised ensemble and many updates per step."""
+
+    config_class: ClassVar[type[RLPDConfig]] = RLPDConfig
+    config: RLPDConfig
+    model: MLPSACModel
+    actor_metrics = ("actor_loss", "q_mean", "entropy")
+
+    def setup(self) -> None:
+        """Add observation statistics."""
+        super().setup()
+        self.setup_statistics()
+
+    @property
+    def actor_delay(self) -> int:
+        """Updates of the critics per round: the actor moves in the last."""
+        return self.config.gradient_updates_per_step
+
+    @property
+    def is_pretraining(self) -> bool:
+        """Whether the next update is made before there is any own experience."""
+        return self.num_updates.value < self.config.offline_pretrain_updates
+
+    def moves_actor(self) -> bool:
+        """Whether the next update ends a round; they are counted anew after pretraining."""
+        first = 0 if self.is_pretraining else self.config.offline_pretrain_updates
+        return (self.num_updates.value - first + 1) % self.actor_delay == 0
+
+    def phase(self) -> int:
+        """Tell whether the next update ends a round, and whether it is one of pretraining."""
+        return super().phase() + (PRETRAINING if self.is_pretraining else 0)
+
+    @property
+    def target_entropy(self) -> float | Tensor:
+        """Entropy that a learned temperature aims at: half of SAC's unless set (App. C)."""
+        if self.config.target_entropy is None:
+            return -self.model.action_dim / 2
+        return self.setting("target_entropy")
+
+    def step(self, batch: TransitionBatch) -> StepOutput:
+        """Update critics and targets and, at the end of a round, actor and temperature."""
+        return super().step(self.normalized(batch))
+
+    def next_value(self, q: Tensor, entropy_term: Tensor) -> Tensor:
+        """Least of a random subset of the target critics (Algorithm 1, lines 8 to 12)."""
+        size, members = self.config.num_target_critics, q.shape[1]
+        if size < members:
+            chosen = self.rng.permutation(members)[:, :size]  # [S, Z]
+            q = q.gather(1, chosen.unsqueeze(-1).expand(-1, -1, q.shape[-1]))  # [S, Z, B]
+        value = q.amin(1)
+        return value + entropy_term if self.config.backup_entropy else value
+
+    def policy_value(self, q: Tensor) -> Tensor:
+        """Mean of all critics (Algorithm 1, line 16)."""
+        return q.mean(1)
+
+    def improve(self, batch: TransitionBatch, measured: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Move actor and temperature at the end of a round; the temperature is always known."""
+        return super().improve(batch, measured) | {"alpha": self.log_alpha.detach().exp()}
+
+    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+        """Sample from the policy when exploring, else take the mode."""
+        return super().act(self.normalize(obs), explore=explore)
+
+
+def rlpd_loss(learner: RLPD, batch: TransitionBatch) -> dict[str, Tensor]:
+    """Compute RLPD's losses and metrics at the current parameters without changing them."""
+    return sac_loss(learner, learner.normalized(batch))
+
+
+SPEC = AlgorithmSpec(
+    name="rlpd",
+    title="RL with Prior Data",
+    paper="arXiv:2302.02948",
+    summary="off-policy; SAC on recorded data and own experience at once; continuous actions",
+    learner=RLPD,
+    networks=sac_networks,
+    loop=Loop.OFF_POLICY,
+    action_kinds=("continuous",),
+    metrics={
+        "critic_loss": "squared TD error, summed over critics",
+        "actor_loss": "alpha log pi - mean Q, at the last actor step",
+        "target_q_mean": "mean regression target",
+        "entropy_term": "mean of -alpha log pi(a'|s'), in the target with `backup_entropy`",
+        "q_mean": "mean of Q at the policy's actions, at the last actor step",
+        "alpha": "temperature",
+        "entropy": "policy entropy, at the last actor step",
+    },
+)
