@@ -15,6 +15,7 @@ import torch
 from helpers.contract import build, flat_state, small_config
 from helpers.datasets import toy_data
 from helpers.traces import request_of, traced
+from rl_training.algorithms.online_config import replay_settings
 from rl_training.data.dataset_writers import save_dataset
 from rl_training.data.mixed_replay import WithPrior
 from rl_training.envs.probe import probe_env
@@ -213,17 +214,22 @@ def test_auto_copies_prior_data_to_the_device_or_says_that_it_does_not_fit(
         make_replay(config, env, 1, (0,), learner.device)
 
 
+@pytest.mark.parametrize("algo", ["rlpd", "iql"])
 def test_the_compiling_process_traces_the_same_programs_without_the_prior_data(
-    tmp_path: Path,
+    algo: str, tmp_path: Path
 ) -> None:
     settings = data_folder(tmp_path) | {"normalize_rewards": True, "n_step": 2}
-    config = small_config("rlpd", tmp_path, seeds=[3, 5], algo_kwargs=settings)
-    learner, env = build("rlpd", (3, 5), **config.algo_kwargs)
-    replay = make_replay(learner.config, env, 1, (3, 5), learner.device)  # type: ignore[arg-type]
+    if algo == "iql":
+        settings["online"] = {"buffer_capacity": 300}
+    config = small_config(algo, tmp_path, seeds=[3, 5], algo_kwargs=settings)
+    learner, env = build(algo, (3, 5), **config.algo_kwargs)
+    kept = replay_settings(learner.config)
+    assert kept is not None
+    replay = make_replay(kept, env, 1, (3, 5), learner.device)
     replay.set_inserted(replay.capacity)
-    ours = replay_sources(learner, replay, list(get_algorithm_spec("rlpd").metrics))
+    ours = replay_sources(learner, replay, list(get_algorithm_spec(algo).metrics))
     (tmp_path / "data").rename(tmp_path / "gone")
     other, _, _, theirs = build_request(request_of(config, env, replay, tuple(ours)))
-    assert ours.keys() == {"act", "update-0", "update-1"}
+    assert ours.keys() == {"act", "update-0", *(["update-1"] if algo == "rlpd" else [])}
     for name, source in ours.items():
         assert traced(learner, source, env) == traced(other, theirs[name], env)

@@ -211,12 +211,33 @@ def test_a_vanishing_alpha_learns_the_actions_of_the_data() -> None:
     torch.testing.assert_close(learner.act(batch.obs), batch.action, atol=0.03, rtol=0)
 
 
+def test_exploring_adds_noise_of_the_given_deviation_and_stays_in_the_box() -> None:
+    learner = make_learner(exploration_noise=0.05)
+    obs = torch.zeros(1, 20_000, learner.model.obs_dim)
+    noise = (learner.act(obs, explore=True) - learner.act(obs)).detach()
+    assert abs(float(noise.std()) - 0.05) < 0.002
+    assert abs(float(noise.mean())) < 0.002
+    wild = make_learner(exploration_noise=50.0)
+    assert wild.act(obs, explore=True).abs().max() == 1.0
+    still = make_learner(exploration_noise=0.0)
+    assert torch.equal(still.act(obs, explore=True), still.act(obs))
+
+
+def test_cloning_falls_linearly_online_and_stays_offline() -> None:
+    offline, online = make_learner(cloning_end=0.5), make_learner(cloning_end=0.5, online={})
+    batch = make_batch()
+    for learner in (offline, online):
+        learner.set_progress(0.5)
+    loss = {learner: learner.actor_loss(batch) for learner in (offline, online)}
+    cloning = loss[online][1]["bc_loss"]
+    torch.testing.assert_close(loss[offline][0] - loss[online][0], 0.25 * cloning)
+
+
 def test_acting_is_the_policy_at_standardised_observations() -> None:
     learner, obs = make_learner(), make_batch().obs
     learner.see_data(DatasetBuffer(toy_data().in_learner_units(TOY)))
     expected = learner.model.policy(learner.normalize(obs))
     assert torch.equal(learner.act(obs), expected)
-    assert torch.equal(learner.act(obs, explore=True), expected)
     assert not torch.equal(expected, learner.model.policy(obs))
 
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from helpers.contract import build, small_config, varying_values
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
-from rl_training.algorithms.offline_config import OfflineConfig
-from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.algorithms.online_config import replay_settings
 from rl_training.algorithms.spec import Loop
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
@@ -46,7 +45,7 @@ def sources_of(
     if isinstance(learner, OnPolicyLearner):
         return learner, env, rollout_sources(learner)
     names = list(get_algorithm_spec(algo).metrics)
-    if isinstance(learner.config, OfflineConfig):
+    if replay_settings(learner.config) is None:
         buffer, _ = load_buffer(learner, env, seeds)
         learner.see_data(buffer)
         return learner, env, replay_sources(learner, buffer, names)
@@ -55,8 +54,9 @@ def sources_of(
 
 
 def filled_replay(learner: AnyLearner, env: EnvSpec, seeds: tuple[int, ...]) -> ReplayBuffer:
-    assert isinstance(learner.config, ReplayConfig)
-    replay = make_replay(learner.config, env, 2, seeds, learner.device)
+    settings = replay_settings(learner.config)
+    assert settings is not None
+    replay = make_replay(settings, env, 2, seeds, learner.device)
     generator = torch.Generator().manual_seed(0)
     for name, rows in replay.rows.items():
         if rows.is_floating_point():
@@ -101,6 +101,12 @@ OTHER_WAYS: dict[Loop, list[dict[str, Any]]] = {
     ],
 }
 NOISY = {"noisy": True, "dueling": True}
+
+
+def continues_online(algo: str) -> bool:
+    return get_algorithm_spec(algo).continues_online
+
+
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     (name, settings)
     for name in algorithm_names()
@@ -108,6 +114,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         {},
         *OTHER_WAYS[get_algorithm_spec(name).loop],
         *([NOISY] if "noisy" in get_algorithm_spec(name).config_class.model_fields else []),
+        *([{"online": {"buffer_capacity": 400}}] if continues_online(name) else []),
         {"varied": grid_of(name)},
     )
 ]

@@ -47,10 +47,22 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "a mix of datasets": {"algo_kwargs": {"dataset_mix": MIX}},
     },
 }
+ONLINE = {"buffer_capacity": 100, "learning_starts": 20, "train_frequency": 2}
+ONLINE_VARIANTS: dict[str, dict[str, Any]] = {
+    "online": {"algo_kwargs": {"online": ONLINE}, "num_envs": 3},
+    "online without data": {"algo_kwargs": {"online": ONLINE | {"offline_batch_ratio": 0.0}}},
+}
+
+
+def variants_of(algo: str) -> dict[str, dict[str, Any]]:
+    spec = get_algorithm_spec(algo)
+    return VARIANTS[spec.loop.value] | (ONLINE_VARIANTS if spec.continues_online else {})
+
+
 RESUMES = [
     pytest.param(name, variant, id=f"{name}-{label}")
     for name in algorithm_names()
-    for label, variant in VARIANTS[get_algorithm_spec(name).loop.value].items()
+    for label, variant in variants_of(name).items()
 ]
 
 

@@ -157,6 +157,11 @@ class Learner(Stateful, Generic[BatchT]):
 
     # What is common
 
+    @property
+    def normalizes(self) -> bool:
+        """Whether the networks see observations standardised by statistics of the learner."""
+        return False
+
     def update(
         self,
         batch: BatchT | Mapping[str, Tensor],

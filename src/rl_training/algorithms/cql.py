@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from rl_training.algorithms.actor_critic import Loss
 from rl_training.algorithms.base import StepOutput
 from rl_training.algorithms.losses import td_target
-from rl_training.algorithms.offline_config import OfflineConfig
+from rl_training.algorithms.online_config import OfflineToOnlineConfig
 from rl_training.algorithms.sac import SAC, SACSettings, sac_networks
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.standardized import Standardized
@@ -38,7 +38,7 @@ CLONING, IMPROVING = 0, 1
 MAX_MULTIPLIER = 1e6
 
 
-class CQLConfig(SACSettings, OfflineConfig):
+class CQLConfig(SACSettings, OfflineToOnlineConfig):
     """Settings of CQL."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"cql_alpha"})
@@ -56,7 +56,8 @@ class CQLConfig(SACSettings, OfflineConfig):
     backup: Literal["deterministic", "entropy", "max"] = "deterministic"
     """Target: min Q, min Q with the entropy term of SAC, or the largest of several actions."""
     bc_warmup_updates: NonNegativeInt = 0
-    """First updates in which the actor clones the data instead of following the critics."""
+    """First updates in which the actor clones the data instead of following the critics; not
+    online, where the actor has learned."""
 
 
 class CQL(Standardized, SAC):
@@ -77,8 +78,8 @@ class CQL(Standardized, SAC):
 
     def phase(self) -> int:
         """Tell whether the actor clones the data or follows the critics."""
-        cloning = self.num_updates.value < self.config.bc_warmup_updates
-        return CLONING if cloning else IMPROVING
+        warmup = self.config.bc_warmup_updates if self.config.online is None else 0
+        return CLONING if self.num_updates.value < warmup else IMPROVING
 
     def step(self, batch: TransitionBatch) -> StepOutput:
         """Do one update on standardised observations."""

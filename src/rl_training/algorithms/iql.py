@@ -22,7 +22,7 @@ from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, 
 from rl_training.algorithms.base import StepOutput, polyak_update
 from rl_training.algorithms.config import LRSchedule
 from rl_training.algorithms.losses import expectile_loss, td_target, weighted_mean
-from rl_training.algorithms.offline_config import OfflineConfig
+from rl_training.algorithms.online_config import OfflineToOnlineConfig
 from rl_training.algorithms.schedules import learning_rate_factor
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.standardized import Standardized
@@ -31,7 +31,7 @@ from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.validation import NonNegativeFloat, PositiveFloat
 
 
-class IQLConfig(ActorCriticConfig, OfflineConfig):
+class IQLConfig(ActorCriticConfig, OfflineToOnlineConfig):
     """Settings of IQL."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"expectile", "beta"})

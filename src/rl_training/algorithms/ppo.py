@@ -105,9 +105,14 @@ class PPO(OnPolicyLearner):
         )
         self.obs_norm = RunningNorm(self.num_seeds, (self.model.obs_dim,), self.device)
 
+    @property
+    def normalizes(self) -> bool:
+        """Whether the networks see standardised observations."""
+        return self.config.normalize_obs
+
     def normalize(self, obs: Tensor) -> Tensor:
         """Standardise observations when asked to."""
-        return self.obs_norm(obs) if self.config.normalize_obs else obs
+        return self.obs_norm(obs) if self.normalizes else obs
 
     @property
     def rollout_steps(self) -> int:
@@ -131,7 +136,7 @@ class PPO(OnPolicyLearner):
             for start in range(0, total - size + 1, size):
                 metrics, active = self.minibatch_step(shuffled.slice(start, start + size), active)
                 steps.append(metrics)
-        if self.config.normalize_obs:
+        if self.normalizes:
             self.obs_norm.update(batch.obs.flatten(1, 2))
         summary = {name: torch.stack([s[name] for s in steps]).mean(0) for name in steps[0]}
         summary["explained_variance"] = explained_variance(data.value, data.target)

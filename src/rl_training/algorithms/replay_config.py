@@ -29,6 +29,10 @@ class ReplayConfig(AlgoConfig):
     """Exponent of the priorities; 0 draws uniformly."""
     importance_exponent: Fraction = 0.4
     """Exponent of the importance weights at the start; it reaches 1 at the end of the run."""
+    reward_scale: float = 1.0
+    """Factor on every reward that is learned from; returns are reported without it."""
+    reward_shift: float = 0.0
+    """Added to every reward after scaling."""
 
     @model_validator(mode="after")
     def _capacity_holds_a_batch(self) -> ReplayConfig:

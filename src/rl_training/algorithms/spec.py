@@ -16,6 +16,7 @@ from torch import nn
 
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.config import AlgoConfig
+from rl_training.algorithms.online_config import OfflineToOnlineConfig, replay_settings
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import SpecMismatch
 from rl_training.rng import Rng
@@ -52,6 +53,16 @@ class AlgorithmSpec:
     def config_class(self) -> type[AlgoConfig]:
         """The settings class, as the learner declares it."""
         return self.learner.config_class
+
+    @property
+    def continues_online(self) -> bool:
+        """Whether an offline method may go on online with its own update: its settings say how."""
+        return issubclass(self.config_class, OfflineToOnlineConfig)
+
+    def loop_of(self, config: AlgoConfig) -> Loop:
+        """Return the loop under these settings: an offline method may have been sent online."""
+        goes_online = self.loop is Loop.OFFLINE and replay_settings(config) is not None
+        return Loop.OFF_POLICY if goes_online else self.loop
 
     def check_env(self, env: EnvSpec) -> None:
         """Refuse a task the algorithm cannot take.

@@ -31,19 +31,24 @@ class Standardized:
         obs_dim: int = getattr(self, self.network_names[0]).obs_dim
         self.obs_norm = RunningNorm(self.num_seeds, (obs_dim,), self.device)
 
+    @property
+    def normalizes(self) -> bool:
+        """Whether the networks see standardised observations."""
+        return self.config.normalize_observations
+
     def see_data(self, buffer: ReplayBuffer) -> None:
         """Take mean and variance of the observations as batches will show them."""
-        if self.config.normalize_observations:
+        if self.normalizes:
             for rows, weight in buffer.observation_blocks():
                 self.obs_norm.update(rows.expand(self.num_seeds, -1, -1).float(), weight)
 
     def normalize(self, obs: Tensor) -> Tensor:
         """Standardise observations `[S, B, ...]` when asked to."""
-        return self.obs_norm(obs) if self.config.normalize_observations else obs
+        return self.obs_norm(obs) if self.normalizes else obs
 
     def normalized(self, batch: TransitionBatch) -> TransitionBatch:
         """Standardise the observations of a batch when asked to."""
-        if not self.config.normalize_observations:
+        if not self.normalizes:
             return batch
         return replace(
             batch, obs=self.normalize(batch.obs), next_obs=self.normalize(batch.next_obs)

@@ -6,7 +6,8 @@ divides by the mean size of Q, so that the weight of the two terms does not depe
 Deviations: observations are standardised by the square root of variance + 1e-8 and clipped to
     +-10, where the authors divide by std + 1e-3; actions are cloned and noised in [-1, 1] whatever
     the action box (theirs: in its own units, which scales cloning where it is larger); metrics of
-    the actor are those of its last step.
+    the actor are those of its last step; online, actions get Gaussian noise and the weight of
+    cloning may fall linearly.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from rl_training.algorithms.actor_critic import ActorCriticConfig, Loss, network
 from rl_training.algorithms.base import StepOutput, frozen_copy, polyak_update
 from rl_training.algorithms.delayed_actor import DelayedActor
 from rl_training.algorithms.losses import td_target
-from rl_training.algorithms.offline_config import OfflineConfig
+from rl_training.algorithms.online_config import OfflineToOnlineConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.standardized import Standardized
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.mlp_td3 import MLPTD3Model
-from rl_training.validation import NonNegativeFloat, PositiveFloat, PositiveInt
+from rl_training.state import Scalar
+from rl_training.validation import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 
 
-class TD3BCConfig(ActorCriticConfig, OfflineConfig):
+class TD3BCConfig(ActorCriticConfig, OfflineToOnlineConfig):
     """Settings of TD3+BC."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"bc_alpha"})
@@ -43,6 +45,10 @@ class TD3BCConfig(ActorCriticConfig, OfflineConfig):
     """Largest size of that noise."""
     policy_delay: PositiveInt = 2
     """Critic updates per update of the policy and the targets."""
+    cloning_end: Fraction = 1.0
+    """Factor that the cloning term of an online run falls to, linearly; 0 ends as TD3."""
+    exploration_noise: NonNegativeFloat = 0.1
+    """Deviation of the noise on actions that explore, in learner units; 0 does not explore."""
 
 
 class TD3BC(Standardized, DelayedActor):
@@ -59,6 +65,13 @@ class TD3BC(Standardized, DelayedActor):
         self.setup_statistics()
         self.target_actor = frozen_copy(self.model.actor)
         self.target_actor_parameters = list(self.target_actor.parameters())
+        self.cloning = Scalar(1.0, self.device)
+
+    def set_progress(self, progress: float) -> None:
+        """Move the schedules, and online the weight of cloning."""
+        super().set_progress(progress)
+        if self.config.online is not None:
+            self.cloning.set(1 + (self.config.cloning_end - 1) * self.progress)
 
     @property
     def actor_delay(self) -> int:
@@ -87,17 +100,24 @@ class TD3BC(Standardized, DelayedActor):
         return target, {"target_q_mean": target}
 
     def actor_loss(self, batch: TransitionBatch) -> Loss:
-        """E[-lambda Q_1(s, pi(s)) + (pi(s) - a)^2] with lambda = alpha / E|Q_1| (Eq. 5 and 6)."""
+        """E[-lambda Q_1(s, pi(s)) + c (pi(s) - a)^2] with lambda = alpha / E|Q_1| (Eq. 5 and 6).
+
+        The paper has c = 1; online it may fall with the progress of the run (`cloning_end`).
+        """
         action = self.model.policy(batch.obs)
         q = self.model.q_values(batch.obs, action)[:, 0]  # [S, B]
         weight = self.setting("bc_alpha") / q.detach().abs().mean(1)  # [S]
         cloning = (action - batch.action).square().mean((1, 2))
-        loss = cloning - weight * q.mean(1)
+        loss = self.cloning.tensor * cloning - weight * q.mean(1)
         return loss, {"bc_loss": cloning.detach(), "q_weight": weight}
 
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:  # noqa: ARG002
-        """Return the policy's action; it is deterministic."""
-        return self.model.policy(self.normalize(obs))
+    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+        """Return the policy's action, with noise when exploring."""
+        action = self.model.policy(self.normalize(obs))
+        if not explore:
+            return action
+        noise = self.rng.normal(obs.shape[1], self.model.action_dim)
+        return (action + self.config.exploration_noise * noise).clamp(-1, 1)
 
 
 def td3_bc_loss(learner: TD3BC, batch: TransitionBatch) -> dict[str, Tensor]:

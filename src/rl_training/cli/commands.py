@@ -79,6 +79,12 @@ def train(
             "every combination is trained with every seed."
         ),
     ] = None,
+    from_checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run or checkpoint whose networks to begin with; an offline method goes online."
+        ),
+    ] = None,
     device: DeviceOption = None,
     set_: SetOption = None,
     dry_run: Annotated[
@@ -100,6 +106,7 @@ def train(
         "seeds": None if seeds is None else parse_seeds(seeds),
         "grid": parse_grid(grid) if grid else None,
         "device": device,
+        "from_checkpoint": None if from_checkpoint is None else str(from_checkpoint),
     }
     changes = {name: value for name, value in options.items() if value is not None}
     if seed is not None:

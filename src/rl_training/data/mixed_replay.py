@@ -17,8 +17,7 @@ from torch import Tensor
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.dataset_buffer import DatasetBuffer
 from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
-from rl_training.data.replay_buffer import Array, ReplayBuffer
-from rl_training.data.rewards import scale_rewards
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.state import require_same_keys
 
 
@@ -49,25 +48,14 @@ class WithPrior(ReplayBuffer):
         assert not prior.is_mapped, "rows on disk are drawn outside of updates, own rows inside"
         self.prior, self.prior_ratio, self.notes = prior, prior_ratio, prior.notes
         self.data_shape = prior.data_shape
+        # New rewards on the scale of the dataset's, whose factor may have been found in the data.
+        self.reward_scale, self.reward_shift = prior.reward_scale, prior.reward_shift
         # One source of randomness: two of the same seeds and stream would draw the same numbers.
         prior.rng = self.rng
 
     def prior_rows(self, batch_size: int) -> int:
         """Return how many rows of a batch come from the dataset."""
         return round(batch_size * self.prior_ratio) if len(self) else batch_size
-
-    def add(
-        self,
-        obs: Array,
-        action: Array,
-        reward: Array,
-        next_obs: Array,
-        terminated: Array,
-        truncated: Array,
-    ) -> None:
-        """Store one step of all environments, its rewards on the scale of the dataset's."""
-        scaled = scale_rewards(reward, self.prior.reward_scale, self.prior.reward_shift)
-        super().add(obs, action, scaled, next_obs, terminated, truncated)
 
     def sample(self, batch_size: int) -> TransitionBatch:
         """Draw the dataset's share of a batch, then the rest from the run's own rows."""

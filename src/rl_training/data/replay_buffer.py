@@ -22,6 +22,7 @@ from torch import Tensor
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.dataset_blank import DatasetShape
 from rl_training.data.dataset_blocks import blocks
+from rl_training.data.rewards import scale_rewards
 from rl_training.errors import DataError
 from rl_training.rng import Rng
 from rl_training.state import Counter, Scalar, require_same_keys
@@ -66,6 +67,8 @@ class ReplayBuffer:
         n_step: int = 1,
         device: torch.device | str = "cpu",
         shared: bool = False,
+        reward_scale: float = 1.0,
+        reward_shift: float = 0.0,
     ) -> None:
         """Allocate the storage.
 
@@ -81,6 +84,8 @@ class ReplayBuffer:
             n_step: Rewards summed before the bootstrap.
             device: Where the rows live and batches are made.
             shared: Keep one set of rows for all seeds, as a dataset does.
+            reward_scale: Factor on the rewards that `add` stores.
+            reward_shift: Added to them after that.
 
         Raises:
             DataError: When the capacity cannot hold `n_step` steps of all environments.
@@ -92,6 +97,7 @@ class ReplayBuffer:
                 f"got {capacity}"
             )
         self.num_envs, self.num_seeds, self.gamma, self.n_step = num_envs, len(seeds), gamma, n_step
+        self.reward_scale, self.reward_shift = reward_scale, reward_shift
         self.num_tables = 1 if shared else self.num_seeds
         self.device = torch.device(device)
         self.rng = Rng(seeds, "replay", self.device)
@@ -169,7 +175,9 @@ class ReplayBuffer:
         terminated: Array,
         truncated: Array,
     ) -> None:
-        """Store one step of all environments, arrays `[S, n, ...]`."""
+        """Store one step of all environments, arrays `[S, n, ...]`; rewards are the task's own."""
+        if self.reward_scale != 1.0 or self.reward_shift != 0.0:
+            reward = scale_rewards(reward, self.reward_scale, self.reward_shift)
         start = self.inserted.value % self.capacity
         stop = start + self.num_envs
         values = (obs, action, next_obs, reward, ~terminated, truncated)

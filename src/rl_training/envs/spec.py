@@ -156,6 +156,20 @@ class EnvSpec(BaseModel):
             **_action_fields(env.action_space, env_id),
         )
 
+    def require_same_task(self, trained: EnvSpec, advice: str) -> None:
+        """Refuse a policy of a task of other shapes.
+
+        Raises:
+            SpecMismatch: Naming both tasks, what differs, and `advice`.
+        """
+        for name in ("action_kind", "obs_shape", "action_shape", "num_actions"):
+            left, right = getattr(trained, name), getattr(self, name)
+            if left != right:
+                raise SpecMismatch(
+                    f"the checkpoint was trained on {trained.env_id} with {name} {left}, but "
+                    f"{self.env_id} has {right}; {advice}"
+                )
+
 
 def _checked_obs_space(space: spaces.Space[Any], env_id: str) -> spaces.Box:
     """The space itself if it is a Box of numbers."""

@@ -49,6 +49,8 @@ class TrainConfig(Settings):
     """Several seeds to train side by side in one process; null trains `seed` alone."""
     grid: dict[str, Any] = Field(default_factory=dict)
     """Settings of the algorithm with a list of numbers each; all combinations run side by side."""
+    from_checkpoint: str | None = None
+    """Run or checkpoint whose networks the run starts with; an offline method goes online then."""
     total_timesteps: PositiveInt = 100_000
     """Steps per seed: environment steps online, gradient steps offline."""
     output_dir: str = "runs"
@@ -89,7 +91,7 @@ class TrainConfig(Settings):
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
     """`max_episode_steps`, `render_mode`, `wrappers`, and keywords of the environment."""
 
-    @field_validator("output_dir", mode="before")
+    @field_validator("output_dir", "from_checkpoint", mode="before")
     @classmethod
     def _path_to_text(cls, value: object) -> object:
         return str(value) if isinstance(value, Path) else value
@@ -127,7 +129,11 @@ class TrainConfig(Settings):
     def algo_config(self) -> AlgoConfig:
         """The algorithm's typed settings, parsed from `algo_kwargs`; a grid varies them."""
         spec = get_algorithm_spec(self.algo)
-        return parse(spec.config_class, self.algo_kwargs, "algo_kwargs.")
+        settings = dict(self.algo_kwargs)
+        goes_online = self.from_checkpoint is not None and spec.continues_online
+        if goes_online and settings.get("online") is None:
+            settings["online"] = {}
+        return parse(spec.config_class, settings, "algo_kwargs.")
 
     @cached_property
     def members(self) -> tuple[Member, ...]:

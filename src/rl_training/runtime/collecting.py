@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import DataError, SpecMismatch
+from rl_training.errors import DataError
 from rl_training.rng import Rng, derive_seed
 from rl_training.runtime.workflows import LoadedAgent
 
@@ -100,7 +100,7 @@ def _policy(plan: CollectPlan, agent: LoadedAgent | None, spec: EnvSpec) -> Act:
 
     if agent is None:
         return lambda _: random_action()
-    _check_same_task(agent.env_spec, spec)
+    spec.require_same_task(agent.env_spec, "collect from the checkpoint's own environment")
     learner = agent.learner
     learner.rng = Rng((plan.seed,), "collect", learner.device)
 
@@ -114,17 +114,6 @@ def _policy(plan: CollectPlan, agent: LoadedAgent | None, spec: EnvSpec) -> Act:
         return chosen
 
     return policy_action
-
-
-def _check_same_task(trained: EnvSpec, given: EnvSpec) -> None:
-    names = ("obs_shape", "action_kind", "action_shape", "num_actions")
-    for name in names:
-        left, right = getattr(trained, name), getattr(given, name)
-        if left != right:
-            raise SpecMismatch(
-                f"the checkpoint was trained on {trained.env_id} with {name} {left}, but "
-                f"{given.env_id} has {right}; collect from the checkpoint's own environment"
-            )
 
 
 def _gather(

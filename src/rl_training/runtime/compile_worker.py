@@ -14,7 +14,7 @@ import torch
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
 from rl_training.algorithms.offline_config import OfflineConfig
-from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.algorithms.online_config import replay_settings
 from rl_training.algorithms.spec import Loop
 from rl_training.data.dataset_blank import BlankRows, DatasetShape
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -41,21 +41,20 @@ def build(request: Request) -> tuple[AnyLearner, EnvSpec, TrainConfig, dict[str,
     spec = get_algorithm_spec(config.algo)
     learner = spec.build(env, config.algo_config, config.all_seeds, request.device, config.varied)
     set_precision(learner, request.precision)
+    settings = replay_settings(config.algo_config)
     if spec.loop is Loop.ON_POLICY:
         assert isinstance(learner, OnPolicyLearner)
         return learner, env, config, rollout_sources(learner)
     data = None if request.data is None else DatasetShape.from_record(request.data)
     rows = None if data is None else BlankRows(data)
-    if isinstance(learner.config, OfflineConfig):
+    if settings is None:
         assert rows is not None
+        assert isinstance(learner.config, OfflineConfig)
         buffer = dataset_buffer(
             rows, learner.config, config.all_seeds, learner.device, mapped=rows.shape.mapped
         )
         return learner, env, config, replay_sources(learner, buffer, list(spec.metrics))
-    assert isinstance(learner.config, ReplayConfig)
-    replay = make_replay(
-        learner.config, env, config.num_envs, config.all_seeds, learner.device, rows
-    )
+    replay = make_replay(settings, env, config.num_envs, config.all_seeds, learner.device, rows)
     replay.set_inserted(replay.capacity)  # rows of zeros, to trace with
     return learner, env, config, replay_sources(learner, replay, list(spec.metrics))
 

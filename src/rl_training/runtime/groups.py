@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import (
     LoadedCheckpoint,
     list_checkpoints,
-    load_checkpoint,
     open_checkpoint,
-    resolve_checkpoint,
 )
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.runs import member_folders
@@ -31,9 +29,12 @@ def group_folders(path: Path) -> list[Path]:
 
 
 def load_group(
-    path: Path, folders: Sequence[Path], warn: Warn | None
+    path: Path,
+    folders: Sequence[Path],
+    warn: Warn | None,
+    components: Collection[str] | None = None,
 ) -> tuple[TrainConfig, list[LoadedCheckpoint]]:
-    """Load the newest step that every member has whole.
+    """Load the newest step that every member has whole, or `components` of it.
 
     Returns:
         The configuration of the group, and the checkpoints in the order of its members.
@@ -42,7 +43,7 @@ def load_group(
         CheckpointError: When a member is missing, or no step is common to all.
     """
     group = _of_those_there(_described(path) or _remembered(path, folders), path)
-    loaded = _common_step(member_folders(path, group), warn)
+    loaded = _common_step(member_folders(path, group), warn, components)
     # All but the members is taken from the checkpoints: a run that was extended has another end.
     config = parse(TrainConfig, loaded[0].header["config"])
     return config.replace(seeds=group.seeds, grid=group.grid), loaded
@@ -86,12 +87,16 @@ def _of_those_there(config: TrainConfig, path: Path) -> TrainConfig:
     return kept
 
 
-def _common_step(folders: Sequence[Path], warn: Warn | None) -> list[LoadedCheckpoint]:
+def _common_step(
+    folders: Sequence[Path], warn: Warn | None, components: Collection[str] | None
+) -> list[LoadedCheckpoint]:
     steps = [{entry.step for entry in list_checkpoints(folder)} for folder in folders]
     problems: list[str] = []
     for step in sorted(set.intersection(*steps), reverse=True):
         try:
-            loaded = [load_checkpoint(resolve_checkpoint(f, step=step)) for f in folders]
+            loaded = [
+                open_checkpoint(folder, step=step, components=components) for folder in folders
+            ]
         except CheckpointError as error:
             problems.append(str(error))
             continue

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
 
 import numpy as np
 import torch
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
+from rl_training.algorithms.online_config import replay_settings
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.spec import Loop
 from rl_training.data.batch import RolloutBatch
@@ -34,17 +34,14 @@ BLOCK = 32
 
 def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -> TrainResult:
     """Step the environments, keep what happened, and learn from draws of it."""
-    config = cast(ReplayConfig, learner.config)
+    config = replay_settings(learner.config)
+    assert config is not None
     replay = make_replay(config, envs.spec, envs.num_envs, session.seeds, learner.device)
     collector = Collector(envs, learner.device)
     session.register(learner, collector=collector, replay=replay)
     session.counts = partial(prior_counts, learner, replay)
 
-    def start() -> None:
-        collector.start()
-        see_prior(learner, replay)
-
-    session.begin(start)
+    session.begin(collector.start, lambda: see_prior(learner, replay))
     for note in replay.notes:
         session.say(note)
     planned = pretrain_updates(learner) + updates_due(config, 0, session.clock.planned.value)
@@ -54,7 +51,7 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
         learner.set_progress(session.progress)
         replay.set_progress(session.progress)
         with torch.inference_mode():
-            if session.step < config.learning_starts:
+            if session.step < config.learning_starts and not session.has_origin:
                 action = learner.random_action(envs.num_envs)
             else:
                 action = runner.act(collector.observation())
@@ -128,7 +125,7 @@ def run_offline(session: Session, learner: AnyLearner) -> TrainResult:
     """Learn from a fixed dataset; steps are gradient steps."""
     buffer, notes = load_buffer(learner, session.env_spec, session.seeds)
     session.register(learner, replay=buffer)
-    session.begin(lambda: learner.see_data(buffer))
+    session.begin(lambda: None, lambda: learner.see_data(buffer))
     for note in notes:
         session.say(note)
     runner = ReplayRunner(

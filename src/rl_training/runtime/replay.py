@@ -87,6 +87,8 @@ def _replay(
         gamma=config.gamma,
         n_step=config.n_step,
         device=device,
+        reward_scale=config.reward_scale,
+        reward_shift=config.reward_shift,
         **extra,
     )
 

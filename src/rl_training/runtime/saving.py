@@ -39,6 +39,8 @@ class Saver:
     ) -> None:
         self.config, self.env_spec, self.folders = config, env_spec, list(folders)
         self._resume_level = resume_level
+        self.origins: list[dict[str, Any]] = []
+        """Where the first parameters of each member came from, if not from its seed."""
         self.newest: list[Path] = []
         self._newest_step = -1
         grid = {name: list(values) for name, values in config.grid.items()}
@@ -70,7 +72,7 @@ class Saver:
                 folder,
                 step,
                 header=self._header(index, log_offsets[index], best_steps[index])
-                | {"device": parts["learner"].device.type},
+                | {"device": parts["learner"].device.type, "rewards": list(rewards_of(parts))},
                 states={name: slice_seed(state, index) for name, state in states.items()},
                 segmented=segmented,
                 seed_index=index,
@@ -95,6 +97,7 @@ class Saver:
             "best_step": best_step,
             "resume_level": self._resume_level(),
             "threads": torch.get_num_threads(),
+            "origin": self.origins[index] if self.origins else None,
         }
 
     def restore(self, loaded: Sequence[LoadedCheckpoint], parts: Mapping[str, Any]) -> list[str]:
@@ -109,6 +112,8 @@ class Saver:
                 restore_seed_segments(loaded, name, part)
         self.newest = [checkpoint.path for checkpoint in loaded]
         self._newest_step = loaded[0].step
+        origins = [checkpoint.header.get("origin") for checkpoint in loaded]
+        self.origins = [origin for origin in origins if origin is not None]
         if not self.config.is_group:  # a member that goes on alone still belongs to its group
             self._group = loaded[0].header.get("group", self._group)
         for checkpoint, folder in zip(loaded, self.folders, strict=True):
@@ -133,6 +138,12 @@ def set_newer_aside(folder: Path, step: int) -> list[str]:
         os.rename(entry.path, aside / entry.path.name)
     steps = ", ".join(str(entry.step) for entry in newer)
     return [f"continuing from step {step}; later checkpoints ({steps}) were moved to {aside}"]
+
+
+def rewards_of(parts: Mapping[str, Any]) -> tuple[float, float]:
+    """Return what a run does to its rewards: a factor, and what is added."""
+    replay = parts.get("replay")
+    return (1.0, 0.0) if replay is None else (replay.reward_scale, replay.reward_shift)
 
 
 def _has_segments(part: object) -> bool:

@@ -25,14 +25,15 @@ from rl_training.experiment.logging import MetricLogger
 from rl_training.experiment.runs import member_folders, run_lock
 from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback, TrainerState
+from rl_training.runtime.clock import Clock
 from rl_training.runtime.early_stopping import StopRule
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.origin import Origin
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.results import TrainingInterrupted, TrainResult, summarize_returns
 from rl_training.runtime.saving import Saver
 from rl_training.runtime.signals import SignalFlag
 from rl_training.runtime.summary import summarize_group, write_summary
-from rl_training.state import Counter, Stateful
 
 
 class Part(Protocol):
@@ -45,19 +46,6 @@ class Part(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> Any:
         """Restore the state; may return messages for the user."""
         ...
-
-
-class Clock(Stateful):
-    """Steps done, steps planned, and the best evaluation of each member."""
-
-    def __init__(self, planned: int, num_seeds: int, eval_episodes: int) -> None:
-        self.step = Counter()
-        self.planned = Counter(planned)
-        self.evaluated_at = Counter(-1)
-        self.best_return = torch.full((num_seeds,), -torch.inf, dtype=torch.float64)
-        self.best_step = torch.full((num_seeds,), -1, dtype=torch.int64)
-        shape = (num_seeds, eval_episodes)
-        self.last_returns = torch.full(shape, torch.nan, dtype=torch.float64)
 
 
 class Session:
@@ -74,6 +62,7 @@ class Session:
         signals: SignalFlag | None = None,
         resume_level: Callable[[], str],
         restore_from: Sequence[LoadedCheckpoint] = (),
+        origin: Origin | None = None,
         stop_at: int | None = None,
     ) -> None:
         self.config, self.spec, self.env_spec = config, spec, env_spec
@@ -91,6 +80,7 @@ class Session:
         """Numbers of the loop, the same for all seeds, for the log and the result."""
         self._signals = signals or SignalFlag()
         self._restore_from = restore_from
+        self._origin = origin
         self._stop_at = stop_at
         self._previous = self._next_event = 0
         self._open_folder = open_folder
@@ -114,20 +104,26 @@ class Session:
             **parts,
         }
 
-    def begin(self, start: Any) -> None:
-        """Take the run up from its checkpoint, or call `start` to begin a new one.
+    @property
+    def has_origin(self) -> bool:
+        """Whether the run began with the networks of another."""
+        return self.config.from_checkpoint is not None
+
+    def begin(self, start: Callable[[], None], see_data: Callable[[], None] = lambda: None) -> None:
+        """Take the run up from its checkpoint, or begin a new one.
 
         The folder is made here, when everything else has been: a mistake leaves nothing behind.
+
+        Args:
+            start: Called when a new run begins.
+            see_data: Called after it, unless the learner has its statistics from another run.
         """
-        messages: list[str] = []
+        taken = [] if self._origin is None else self._origin.take_over(self.learner, self.parts)
         self.run_dir = self.state.run_dir = self._open_folder()
         self._resources.enter_context(run_lock(self.run_dir))
         self._folders = member_folders(self.run_dir, self.config)
         self._saver = Saver(self.config, self.env_spec, self._folders, self._resume_level)
-        if self._restore_from:
-            messages = self._saver.restore(self._restore_from, self.parts)
-        else:
-            start()
+        messages = taken + self._populate(start, see_data)
         step = self.clock.step.value
         self._previous = self.state.step = self.state.start_step = step
         offsets = [loaded.header["log_offset"] for loaded in self._restore_from]
@@ -143,17 +139,37 @@ class Session:
         self._is_open = True
         for callback in self.callbacks:
             callback.on_start(self.state)
-        if step >= self.total:
+        for message in messages + self._warnings():
+            self.say(message)
+        if self._origin is not None:
+            # What was taken over is worth this much; saved, the run needs the other no more.
+            self.evaluate()
+            self.save()
+
+    def _populate(self, start: Callable[[], None], see_data: Callable[[], None]) -> list[str]:
+        """Fill the parts with what they begin with; returns messages."""
+        if self._restore_from:
+            return self._saver.restore(self._restore_from, self.parts)
+        start()
+        if self._origin is None:
+            see_data()
+        else:
+            self._saver.origins = self._origin.records()
+        return []
+
+    def _warnings(self) -> list[str]:
+        messages = []
+        if self.step >= self.total:
             messages.append(
-                f"the run is complete at step {step}; give it a larger total_timesteps to go on"
+                f"the run is complete at step {self.step}; give it a larger total_timesteps to "
+                "go on"
             )
         if self._resume_level() == "restart":
             messages.append(
                 f"{self.config.env_id} cannot be saved and restored: a resumed run will begin a "
                 "new episode there, so it will not equal an uninterrupted one"
             )
-        for message in messages:
-            self.say(message)
+        return messages
 
     # During the run
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner, StepOutput
 from rl_training.algorithms.offline_config import OfflineConfig
+from rl_training.algorithms.online_config import replay_settings
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.data.batch import RolloutBatch, TransitionBatch
 from rl_training.data.mapped_buffer import MappedBuffer
@@ -64,7 +65,7 @@ def replay_sources(
 ) -> dict[str, Source]:
     """Return acting, and one update per frequent phase, of the off-policy loop."""
     sources = []
-    if isinstance(learner.config, ReplayConfig):
+    if replay_settings(learner.config) is not None:
         acting = partial(learner.act, explore=True)
         sources.append(Source("act", acting, {"learner": learner}))
     sources += [

@@ -20,6 +20,7 @@ from rl_training.models.precision import set_precision
 from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.loops import ONLINE, run_offline
+from rl_training.runtime.origin import Origin
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
 from rl_training.runtime.signals import watch_signals
@@ -43,14 +44,17 @@ class TrainFunction(Protocol):
 def train(
     config: TrainConfig,
     *,
+    from_checkpoint: str | Path | None = None,
     run_suffix: str | None = None,
     callbacks: Sequence[Callback] = (),
     stop_at: int | None = None,
 ) -> TrainResult:
-    """Train from scratch.
+    """Train from scratch, or with the networks of another run to begin with.
 
     Args:
         config: The run.
+        from_checkpoint: Run or checkpoint to take networks from, in place of the configuration's;
+            the folder of a group gives each member its own.
         run_suffix: Appended to the name of the run's folder.
         callbacks: Observers of the run.
         stop_at: Save and stop at this step without evaluating, as if the run had been killed there.
@@ -59,6 +63,9 @@ def train(
         RLTrainingError: For everything that is the user's to mend; nothing is left behind then.
         TrainingInterrupted: When a signal stopped the run; it is saved and can be resumed.
     """
+    given = config.from_checkpoint if from_checkpoint is None else from_checkpoint
+    if given is not None:  # absolute, so that the run can be taken up from anywhere
+        config = config.replace(from_checkpoint=str(Path(given).expanduser().resolve()))
     return _run(config, lambda: create_run_folder(config, run_suffix), callbacks, (), stop_at)
 
 
@@ -85,8 +92,10 @@ def _run(
         # The task is tried before a folder is made, so that a mistake leaves nothing behind.
         task = probe_env(config.env_id, config.env_kwargs)
         spec.check_env(task)
-        envs = None
-        if spec.loop in ONLINE:
+        starts_from_another = config.from_checkpoint is not None and not loaded
+        origin = Origin(config, task) if starts_from_another else None
+        envs, loop = None, spec.loop_of(config.algo_config)
+        if loop in ONLINE:
             envs = SeedVectorEnv.make(
                 config.env_id,
                 config.env_kwargs,
@@ -108,6 +117,7 @@ def _run(
             signals=stack.enter_context(watch_signals()),
             resume_level=lambda: "exact" if envs is None else envs.resume_level,
             restore_from=loaded,
+            origin=origin,
             stop_at=stop_at,
         )
         stack.callback(session.close)
@@ -115,7 +125,7 @@ def _run(
         stack.callback(session.accelerator.close)
         if envs is None:
             return run_offline(session, learner)
-        return ONLINE[spec.loop](session, learner, envs)
+        return ONLINE[loop](session, learner, envs)
 
 
 def choose_device(name: str) -> torch.device:
