@@ -115,12 +115,15 @@ def test_updates_raise_the_data_action_above_the_others() -> None:
     assert torch.equal(learner.act(batch.obs), batch.action)
 
 
-def test_acting_is_greedy_even_when_asked_to_explore_and_no_epsilon_is_a_setting() -> None:
-    learner, obs = make_learner(), make_batch().obs
-    assert torch.equal(learner.act(obs, explore=True), learner.q_values(obs).argmax(-1))
-    assert "epsilon" not in learner.schedule_values()
-    with pytest.raises(ConfigError, match="epsilon_end is not a field of DiscreteCQLConfig"):
-        make_learner(epsilon_end=0.1)
+def test_acting_is_greedy_and_exploring_draws_the_given_share_at_random() -> None:
+    learner = make_learner(exploration=0.3)
+    obs = make_batch().obs[:, :1].expand(-1, 20_000, -1)
+    best = learner.q_values(obs).argmax(-1)
+    assert torch.equal(learner.act(obs), best)
+    others = (learner.act(obs, explore=True) != best).double().mean()
+    assert abs(float(others) - 0.3 * 2 / 3) < 0.01  # a random one of three is the best at times
+    still = make_learner(exploration=0.0)
+    assert torch.equal(still.act(obs, explore=True), still.act(obs))
 
 
 def test_standardised_observations_are_used_everywhere() -> None:

@@ -77,6 +77,16 @@ def test_sac_goes_on_from_cql_with_networks_temperature_and_moments(
     ]
 
 
+def test_dqn_goes_on_from_discrete_cql(tmp_path: Path) -> None:
+    before = train(tiny_config("discrete_cql", tmp_path, run_name="before"))
+    after = train(tiny_config("dqn", tmp_path), from_checkpoint=before.run_dir)
+    ours, theirs = learner(first_checkpoint(after.run_dir)), learner(before.run_dir)
+    taken = [n for n in theirs if n.startswith(("q_network", "target_network", "optimizer"))]
+    assert {name.split(".")[0] for name in taken} == {"q_network", "target_network", "optimizer"}
+    for name in taken:
+        assert torch.equal(ours[name], theirs[name]), name
+
+
 @pytest.mark.parametrize("source", ["cql", "rlpd"])
 def test_rlpd_goes_on_from_cql_and_from_itself(source: str, tmp_path: Path) -> None:
     networks = {"num_critics": 10, "use_layer_norm": True}

@@ -5,7 +5,7 @@ is log sum_a exp Q(s, a) - Q(s, a_data) (Eq. 4), here a sum over every action an
 
 Overrides: td_loss.
 Deviations: scalar Q, where the authors' Atari runs have quantiles (QR-DQN); the log-sum-exp has a
-    temperature, 1 in the paper.
+    temperature, 1 in the paper; online, a fixed share of actions is random.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import Tensor
 from rl_training.algorithms.base import StepOutput
 from rl_training.algorithms.dqn import QLearning, dqn_loss, dqn_networks
 from rl_training.algorithms.losses import add_weighted, weighted_mean
-from rl_training.algorithms.offline_config import OfflineConfig
+from rl_training.algorithms.online_config import OfflineToOnlineConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.standardized import Standardized
 from rl_training.algorithms.value_based import ValueBasedSettings
 from rl_training.data.batch import TransitionBatch
-from rl_training.validation import PositiveFloat
+from rl_training.validation import Fraction, PositiveFloat
 
 
-class DiscreteCQLConfig(ValueBasedSettings, OfflineConfig):
+class DiscreteCQLConfig(ValueBasedSettings, OfflineToOnlineConfig):
     """Settings of discrete CQL."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"cql_alpha", "cql_temperature"})
@@ -35,6 +35,8 @@ class DiscreteCQLConfig(ValueBasedSettings, OfflineConfig):
     """Weight of the conservative penalty; towards 0 it is double DQN on the data."""
     cql_temperature: PositiveFloat = 1.0
     """Temperature of the log-sum-exp; towards 0 only the largest Q is pushed down."""
+    exploration: Fraction = 0.05
+    """Share of random actions when exploring, that is online; 0 does not explore."""
 
 
 class DiscreteCQL(Standardized, QLearning):
@@ -68,8 +70,9 @@ class DiscreteCQL(Standardized, QLearning):
         return temperature * torch.logsumexp(scaled, -1) - data
 
     def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
-        """Choose the best action."""
-        return super().act(self.normalize(obs), explore=explore)
+        """Choose the best action, or with probability `exploration` a random one if asked to."""
+        best = super().act(self.normalize(obs))
+        return self.epsilon_greedy(best, self.config.exploration) if explore else best
 
 
 def discrete_cql_loss(learner: DiscreteCQL, batch: TransitionBatch) -> dict[str, Tensor]:

@@ -135,6 +135,11 @@ class TDRegression(TransitionLearner):
         action: Tensor = self.rng.integers(self.q_network.action_dim, num_envs)
         return action
 
+    def epsilon_greedy(self, best: Tensor, epsilon: float | Tensor) -> Tensor:
+        """Replace actions `[S, n]` by random ones with probability epsilon."""
+        lottery = self.rng.uniform(best.shape[1])
+        return torch.where(lottery < epsilon, self.random_action(best.shape[1]), best)
+
 
 class ValueBased(TDRegression):
     """TD regression on experience of its own, gathered by exploring."""
@@ -174,9 +179,4 @@ class ValueBased(TDRegression):
             return super().act(obs)
         with self.noise(self.value_network):
             best = self.exploring_q_values(obs).argmax(-1)
-        if self.config.noisy:
-            return best
-        lottery = self.rng.uniform(obs.shape[1])
-        return torch.where(
-            lottery < self.share_random.tensor, self.random_action(obs.shape[1]), best
-        )
+        return best if self.config.noisy else self.epsilon_greedy(best, self.share_random.tensor)
