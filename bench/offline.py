@@ -196,9 +196,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--accelerate", choices=("off", "compile", "auto"), default="off", help="our updates (off)")
     add("--jobs", type=_positive, default=available_cores(), help="processes at once (all cores)")
     add("--peer", type=_peer, metavar=f"{PEER}=PYTHON", help="interpreter that has the peer")
-    add(
-        "--peer-only", action="store_true", help="train the peer alone; ours in another call"
-    )
+    add("--peer-only", action="store_true", help="train the peer alone; ours in another call")
     add("--peer-path", metavar="PATH", help="PYTHONPATH of the peer, from where this is started")
     add("--json", type=Path, metavar="FILE", help="kept between calls: what it holds is not redone")
     return parser
