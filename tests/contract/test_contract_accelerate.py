@@ -107,6 +107,13 @@ def continues_online(algo: str) -> bool:
     return get_algorithm_spec(algo).continues_online
 
 
+OWN_WAYS: dict[str, list[dict[str, Any]]] = {
+    "gail": [
+        {"gradient_penalty": 10.0, "spectral_norm": True, "label_smoothing": 0.1},
+        {"absorbing_states": True, "normalize_reward": True, "discriminator_rollouts": 3},
+    ],
+}
+"""Settings that take another way through an update, beside those that a loop's methods share."""
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     (name, settings)
     for name in algorithm_names()
@@ -115,6 +122,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         *OTHER_WAYS[get_algorithm_spec(name).loop],
         *([NOISY] if "noisy" in get_algorithm_spec(name).config_class.model_fields else []),
         *([{"online": {"buffer_capacity": 400}}] if continues_online(name) else []),
+        *OWN_WAYS.get(name, []),
         {"varied": grid_of(name)},
     )
 ]

@@ -62,7 +62,8 @@ def update_all(
 
 def parameters_of(learner: AnyLearner, index: int) -> dict[str, torch.Tensor]:
     state = flat_state(learner.state_dict())
-    return {k: v[index] for k, v in state.items() if isinstance(v, torch.Tensor) and v.ndim}
+    tensors = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
+    return {k: v[index] for k, v in tensors.items() if v.ndim and v.numel()}
 
 
 @every_case

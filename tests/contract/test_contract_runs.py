@@ -52,11 +52,21 @@ ONLINE_VARIANTS: dict[str, dict[str, Any]] = {
     "online": {"algo_kwargs": {"online": ONLINE}, "num_envs": 3},
     "online without data": {"algo_kwargs": {"online": ONLINE | {"offline_batch_ratio": 0.0}}},
 }
+OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "gail": {
+        "replay of rollouts": {"num_envs": 2, "algo_kwargs": {"discriminator_rollouts": 3}},
+        "regularised": {"algo_kwargs": {"spectral_norm": True, "gradient_penalty": 1.0}},
+        "absorbing": {"algo_kwargs": {"absorbing_states": True, "normalize_reward": True}},
+        "warm start": {"algo_kwargs": {"bc_warmup_updates": 5, "normalize_obs": True}},
+    },
+    "bc": {"squared error": {"task": "Pendulum-v1", "algo_kwargs": {"loss": "mse"}}},
+}
 
 
 def variants_of(algo: str) -> dict[str, dict[str, Any]]:
     spec = get_algorithm_spec(algo)
-    return VARIANTS[spec.loop.value] | (ONLINE_VARIANTS if spec.continues_online else {})
+    online = ONLINE_VARIANTS if spec.continues_online else {}
+    return VARIANTS[spec.loop.value] | online | OWN_VARIANTS.get(algo, {})
 
 
 RESUMES = [

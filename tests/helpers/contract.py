@@ -13,12 +13,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_training.algorithms.base import AnyLearner
+from rl_training.algorithms.demonstrated import Demonstrated
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch, TransitionBatch
 from rl_training.envs.probe import probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.replay import load_buffer
 
 SMALL: dict[str, Any] = {
     "hidden_sizes": [16, 16],
@@ -30,6 +32,10 @@ SMALL: dict[str, Any] = {
     "update_epochs": 2,
     "target_update_interval": 3,
     "dataset_size": 200,
+    "expert_dataset_size": 200,
+    "discriminator_hidden_sizes": [16, 16],
+    "discriminator_batch_size": 16,
+    "discriminator_updates": 2,
     "eval_interval": 60,
 }
 """Values that make any algorithm quick; each is used where the algorithm has such a setting."""
@@ -77,7 +83,10 @@ def build(
     spec = get_algorithm_spec(algo)
     env = probe_env(task or TASK[spec.action_kinds[0]], {})
     config = spec.config_class(**small_settings(spec, **settings))
-    return spec.build(env, config, seeds, varied=varied), env
+    learner = spec.build(env, config, seeds, varied=varied)
+    if isinstance(learner, Demonstrated):
+        learner.attach(load_buffer(learner, env, seeds)[0])
+    return learner, env
 
 
 def make_batch(

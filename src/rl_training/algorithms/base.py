@@ -253,6 +253,9 @@ class TransitionLearner(Learner[TransitionBatch]):
 class OnPolicyLearner(Learner[RolloutBatch]):
     """A learner that learns from rollouts of its own current policy."""
 
+    compiled: ClassVar[tuple[str, ...]] = ("minibatch_step",)
+    """Methods that `step` calls many times and that are compiled, each with its first arguments."""
+
     def as_batch(self, batch: RolloutBatch | Mapping[str, Tensor]) -> RolloutBatch:
         """Return `batch` as a `RolloutBatch`; tensors of a mapping are `[T, n, ...]`."""
         if isinstance(batch, Mapping):
@@ -277,10 +280,7 @@ class OnPolicyLearner(Learner[RolloutBatch]):
         raise NotImplementedError
 
     def minibatch_step(self, batch: Any, active: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Take one gradient step for the `active` seeds; returns metrics and who still is.
-
-        The part of `step` that is compiled.
-        """
+        """Take one gradient step for the `active` seeds; returns metrics and who still is."""
         raise NotImplementedError
 
 

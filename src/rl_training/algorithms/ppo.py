@@ -201,10 +201,7 @@ class PPO(OnPolicyLearner):
 
     def draw_noise(self, num_steps: int, num_envs: int) -> Tensor:
         """Draw the randomness of a whole rollout at once, `[S, T, n, A]`."""
-        shape = (num_steps, num_envs, self.model.action_dim)
-        return (
-            self.rng.exponential(*shape).log_() if self.model.discrete else self.rng.normal(*shape)
-        )
+        return self.model.draw_noise(self.rng, num_steps, num_envs)
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """Sample an action from the policy, given noise `[S, n, A]`."""

@@ -15,6 +15,7 @@ from rl_training.data.dataset_sources import (
 )
 from rl_training.data.dataset_units import TaskSpec
 from rl_training.data.dataset_view import DatasetView, view_of
+from rl_training.data.demonstrations import first_episodes
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.validation import NonNegativeInt, PositiveFloat, PositiveInt, Settings, StrictModel
 
@@ -39,7 +40,7 @@ class DatasetSource(StrictModel):
 
     @model_validator(mode="after")
     def _names_its_data(self) -> DatasetSource:
-        _check_names("", self.kind, self.path, self.id)
+        check_names("", self.kind, self.path, self.id)
         return self
 
 
@@ -62,6 +63,8 @@ class DatasetSettings(Settings):
     """Transitions that `random` makes; files are read whole."""
     dataset_seed: NonNegativeInt = 0
     """Seed of `random`."""
+    dataset_trajectories: PositiveInt | None = None
+    """Take this many episodes of a source, the first ones; null takes all."""
     dataset_mix: Sources = ()
     """Several sources `{kind, path, id, weight}`; a batch draws a source by weight, then a row."""
     dataset_storage: DatasetStorage = "auto"
@@ -85,11 +88,11 @@ class DatasetSettings(Settings):
             if self.dataset_path is not None or self.dataset_id is not None:
                 raise ValueError("give either dataset_mix, or dataset_path or dataset_id, not both")
         else:
-            _check_names("dataset_", self.dataset_kind, self.dataset_path, self.dataset_id)
+            check_names("dataset_", self.dataset_kind, self.dataset_path, self.dataset_id)
         return self
 
 
-def _check_names(prefix: str, kind: str, path: str | None, dataset_id: str | None) -> None:
+def check_names(prefix: str, kind: str, path: str | None, dataset_id: str | None) -> None:
     """Check that a source names what its kind needs and nothing else."""
     needed = {"random": None, "minari": "id"}.get(kind, "path")
     for name, value in (("path", path), ("id", dataset_id)):
@@ -136,6 +139,9 @@ def open_configured(
             seed=settings.dataset_seed + index,
             env_spec=env_spec,
         )
+        if settings.dataset_trajectories is not None:
+            wanted = settings.dataset_trajectories
+            dataset = first_episodes(dataset, wanted, "dataset_trajectories")
         loaded.append(dataset)
     view = view_of(
         loaded,

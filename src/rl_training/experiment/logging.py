@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,13 @@ class MetricLogger:
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(name if "/" in name else f"{kind}/{name}", value, step)
+
+    def log_notes(self, notes: Sequence[str]) -> None:
+        """Write what there is to say about the run's data, one line of kind `note` each."""
+        for note in notes:
+            line = json.dumps({"step": 0, "kind": "note", "text": note})
+            self._file.write(line.encode() + b"\n")
+        self._file.flush()
 
     def sync(self) -> None:
         """Force the lines to the disk, before a checkpoint refers to them."""

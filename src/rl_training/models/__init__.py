@@ -2,9 +2,11 @@
 
 from rl_training.models.mlp_actor_critic import MLPActorCriticModel
 from rl_training.models.mlp_fqf_network import MLPFQFNetwork
+from rl_training.models.mlp_gail_discriminator import MLPGAILDiscriminator
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.models.mlp_iqn_network import MLPIQNNetwork
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
+from rl_training.models.mlp_policy import MLPPolicyModel
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.models.mlp_qr_dqn_network import MLPQRDQNNetwork
 from rl_training.models.mlp_sac import MLPSACModel
@@ -12,9 +14,11 @@ from rl_training.models.mlp_sac import MLPSACModel
 __all__ = [
     "MLPActorCriticModel",
     "MLPFQFNetwork",
+    "MLPGAILDiscriminator",
     "MLPIQLModel",
     "MLPIQNNetwork",
     "MLPMOPOEnsembleModel",
+    "MLPPolicyModel",
     "MLPQNetwork",
     "MLPQRDQNNetwork",
     "MLPSACModel",

@@ -1,23 +1,20 @@
-"""Networks of the on-policy lane: a policy over discrete or continuous actions, and a value."""
+"""Actor-critic networks of on-policy methods: a policy and a value network that share nothing.
+
+Shapes: S seeds, B batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rl_training.models.heads import (
-    LOG_SQRT_2PI,
-    categorical_log_prob_entropy,
-    gaussian_log_prob,
-    gumbel_sample,
-)
 from rl_training.models.layers import StackedMLP
+from rl_training.models.mlp_policy import MLPPolicyModel
 from rl_training.rng import Rng
 
 
-class MLPActorCriticModel(nn.Module):
+class MLPActorCriticModel(MLPPolicyModel):
     """Separate policy and value networks with orthogonal weights, for S seeds."""
 
     def __init__(
@@ -31,7 +28,7 @@ class MLPActorCriticModel(nn.Module):
         initial_log_std: float = 0.0,
         rng: Rng | None = None,
     ) -> None:
-        """Build the networks.
+        """Build the networks; hidden layers of policy and value have the same widths.
 
         Args:
             obs_dim: Length of an observation.
@@ -42,42 +39,20 @@ class MLPActorCriticModel(nn.Module):
             initial_log_std: Start of the Gaussian's log standard deviation (a free parameter).
             rng: Source of the initial weights; its number of seeds is S.
         """
-        super().__init__()
         rng = rng or Rng((0,), "model")
-        self.obs_dim, self.action_dim, self.discrete = obs_dim, action_dim, discrete
-        # A small last layer makes the first policy nearly uniform (Andrychowicz et al., 2020).
-        self.actor = StackedMLP(
-            (obs_dim, *hidden_sizes, action_dim), rng, activation=activation, orthogonal=0.01
+        super().__init__(
+            obs_dim,
+            action_dim,
+            hidden_sizes,
+            discrete=discrete,
+            activation=activation,
+            initial_log_std=initial_log_std,
+            rng=rng,
         )
         self.critic = StackedMLP(
             (obs_dim, *hidden_sizes, 1), rng, activation=activation, orthogonal=1.0
         )
-        if not discrete:
-            shape = (rng.num_seeds, 1, action_dim)
-            self.log_std = nn.Parameter(torch.full(shape, initial_log_std, device=rng.device))
 
     def value(self, obs: Tensor) -> Tensor:
         """Return V(s), `[S, B]`."""
         return self.critic.forward(obs).squeeze(-1)
-
-    def mode(self, obs: Tensor) -> Tensor:
-        """Return the most likely action."""
-        out = self.actor.forward(obs)
-        return out.argmax(-1) if self.discrete else out
-
-    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
-        """Sample an action; `noise` is log-exponential when discrete, else normal."""
-        out = self.actor.forward(obs)
-        if self.discrete:
-            return gumbel_sample(out, noise)
-        return torch.addcmul(out, self.log_std.exp(), noise)
-
-    def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log density and entropy of the policy, each `[S, B]`."""
-        out = self.actor.forward(obs)
-        if self.discrete:
-            return categorical_log_prob_entropy(out, action)
-        noise = (action - out) * torch.exp(-self.log_std)
-        log_prob = gaussian_log_prob(noise, self.log_std)
-        entropy = (self.log_std + 0.5 + LOG_SQRT_2PI).sum(-1).expand_as(log_prob)
-        return log_prob, entropy

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
+from rl_training.algorithms.demonstrated import Demonstrated
 from rl_training.algorithms.online_config import replay_settings
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.spec import Loop
@@ -40,10 +41,7 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     collector = Collector(envs, learner.device)
     session.register(learner, collector=collector, replay=replay)
     session.counts = partial(prior_counts, learner, replay)
-
-    session.begin(collector.start, lambda: see_prior(learner, replay))
-    for note in replay.notes:
-        session.say(note)
+    session.begin(collector.start, lambda: see_prior(learner, replay), replay.notes)
     planned = pretrain_updates(learner) + updates_due(config, 0, session.clock.planned.value)
     runner = ReplayRunner(session.accelerator, learner, replay, session.recorder, planned)
     pretrain(session, learner, runner)
@@ -84,8 +82,11 @@ def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) ->
     assert isinstance(learner, OnPolicyLearner)
     num_steps = learner.rollout_steps
     collector = Collector(envs, learner.device)
-    session.register(learner, collector=collector)
-    session.begin(collector.start)
+    if isinstance(learner, Demonstrated):
+        _begin_with_demonstrations(session, learner, collector)
+    else:
+        session.register(learner, collector=collector)
+        session.begin(collector.start)
     rows = num_steps * envs.num_envs
     planned = session.clock.planned.value // rows
     runner = RolloutRunner(session.accelerator, learner, planned, rows)
@@ -97,6 +98,16 @@ def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) ->
         session.record(learner.update(rollout, global_step=session.step))
         session.tick()
     return session.finish()
+
+
+def _begin_with_demonstrations(
+    session: Session, learner: Demonstrated, collector: Collector
+) -> None:
+    """Begin a run whose checkpoints hold the digest of the demonstrations too."""
+    shown, notes = load_buffer(learner, session.env_spec, session.seeds)
+    learner.attach(shown)
+    session.register(learner, collector=collector, demonstrations=shown)
+    session.begin(collector.start, lambda: learner.see_data(shown), notes)
 
 
 def gather_rollout(collector: Collector, learner: OnPolicyLearner, num_steps: int) -> RolloutBatch:
@@ -125,9 +136,7 @@ def run_offline(session: Session, learner: AnyLearner) -> TrainResult:
     """Learn from a fixed dataset; steps are gradient steps."""
     buffer, notes = load_buffer(learner, session.env_spec, session.seeds)
     session.register(learner, replay=buffer)
-    session.begin(lambda: None, lambda: learner.see_data(buffer))
-    for note in notes:
-        session.say(note)
+    session.begin(lambda: None, lambda: learner.see_data(buffer), notes)
     runner = ReplayRunner(
         session.accelerator, learner, buffer, session.recorder, session.clock.planned.value
     )

@@ -18,6 +18,7 @@ from rl_training.data.dataset_buffer import DatasetBuffer
 from rl_training.data.dataset_config import DatasetStorage, open_configured
 from rl_training.data.dataset_sources import CONVERT
 from rl_training.data.dataset_view import DatasetView
+from rl_training.data.expert_config import ExpertSettings, load_expert
 from rl_training.data.mapped_buffer import MappedBuffer
 from rl_training.data.mixed_replay import MixedPrioritizedReplayBuffer, MixedReplayBuffer
 from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
@@ -127,12 +128,25 @@ def load_buffer(
 ) -> tuple[DatasetBuffer, tuple[str, ...]]:
     """Load the dataset that the settings name; also returns what there is to say about it."""
     settings = learner.config
+    if isinstance(settings, ExpertSettings):
+        return _expert_buffer(settings, learner, spec, seeds)
     assert isinstance(settings, OfflineConfig)
     view = open_configured(settings, spec, room=_free_bytes(torch.device("cpu")))
     mapped = stays_on_disk(settings.dataset_storage, view, learner.device)
     buffer = dataset_buffer(view, settings, seeds, learner.device, mapped=mapped)
     said = f"the dataset stays on disk: {view.name} is read batch by batch"
     return buffer, (*view.notes, said) if mapped else view.notes
+
+
+def _expert_buffer(
+    settings: ExpertSettings, learner: AnyLearner, spec: EnvSpec, seeds: tuple[int, ...]
+) -> tuple[DatasetBuffer, tuple[str, ...]]:
+    """Load demonstrations, which are small: they always lie on the device."""
+    expert = load_expert(settings, spec)
+    _require_free(_device_bytes(expert), f"the dataset {expert.name}", learner.device)
+    gamma = learner.config.gamma
+    buffer = DatasetBuffer(expert, seeds=seeds, gamma=gamma, device=learner.device)
+    return buffer, expert.notes
 
 
 def stays_on_disk(storage: DatasetStorage, view: DatasetView, device: torch.device) -> bool:

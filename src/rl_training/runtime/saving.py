@@ -36,7 +36,9 @@ class Saver:
         env_spec: EnvSpec,
         folders: Sequence[Path],
         resume_level: Callable[[], str],
+        notes: Sequence[str] = (),
     ) -> None:
+        self._notes = list(notes)
         self.config, self.env_spec, self.folders = config, env_spec, list(folders)
         self._resume_level = resume_level
         self.origins: list[dict[str, Any]] = []
@@ -98,6 +100,7 @@ class Saver:
             "resume_level": self._resume_level(),
             "threads": torch.get_num_threads(),
             "origin": self.origins[index] if self.origins else None,
+            "notes": self._notes,
         }
 
     def restore(self, loaded: Sequence[LoadedCheckpoint], parts: Mapping[str, Any]) -> list[str]:

@@ -109,7 +109,12 @@ class Session:
         """Whether the run began with the networks of another."""
         return self.config.from_checkpoint is not None
 
-    def begin(self, start: Callable[[], None], see_data: Callable[[], None] = lambda: None) -> None:
+    def begin(
+        self,
+        start: Callable[[], None],
+        see_data: Callable[[], None] = lambda: None,
+        notes: Sequence[str] = (),
+    ) -> None:
         """Take the run up from its checkpoint, or begin a new one.
 
         The folder is made here, when everything else has been: a mistake leaves nothing behind.
@@ -117,12 +122,13 @@ class Session:
         Args:
             start: Called when a new run begins.
             see_data: Called after it, unless the learner has its statistics from another run.
+            notes: What there is to say about the data; also kept in the log and in checkpoints.
         """
         taken = [] if self._origin is None else self._origin.take_over(self.learner, self.parts)
         self.run_dir = self.state.run_dir = self._open_folder()
         self._resources.enter_context(run_lock(self.run_dir))
         self._folders = member_folders(self.run_dir, self.config)
-        self._saver = Saver(self.config, self.env_spec, self._folders, self._resume_level)
+        self._saver = Saver(self.config, self.env_spec, self._folders, self._resume_level, notes)
         messages = taken + self._populate(start, see_data)
         step = self.clock.step.value
         self._previous = self.state.step = self.state.start_step = step
@@ -137,9 +143,11 @@ class Session:
             for index, folder in enumerate(self._folders)
         ]
         self._is_open = True
+        for logger in self._loggers if not offsets else ():
+            logger.log_notes(notes)
         for callback in self.callbacks:
             callback.on_start(self.state)
-        for message in messages + self._warnings():
+        for message in (*messages, *self._warnings(), *notes):
             self.say(message)
         if self._origin is not None:
             # What was taken over is worth this much; saved, the run needs the other no more.

@@ -93,13 +93,10 @@ def _update_source(
 
 
 def rollout_sources(learner: OnPolicyLearner) -> dict[str, Source]:
-    """Return acting, and one gradient step, of the on-policy loop."""
+    """Return acting, and each kind of gradient step, of the on-policy loop."""
     owners = {"learner": learner}
-    sources = [
-        Source("sample", learner.sample, owners),
-        Source("minibatch_step", learner.minibatch_step, owners),
-    ]
-    return {source.name: source for source in sources}
+    names = ("sample", *learner.compiled)
+    return {name: Source(name, getattr(learner, name), owners) for name in names}
 
 
 def update_name(phase: int) -> str:
@@ -176,18 +173,26 @@ def example_rollout(learner: OnPolicyLearner, env: EnvSpec, num_envs: int) -> Ro
     )
 
 
+class _CalledError(Exception):
+    """Ends an update at the call that was waited for."""
+
+
 def _first_call(learner: OnPolicyLearner, name: str, rollout: RolloutBatch) -> tuple[Any, ...]:
-    """Return what the learner's method `name` is first called with when it learns."""
+    """Return what the learner's method `name` is first called with when it learns.
+
+    The update goes no further, so that it leaves nothing in what is kept from rollout to rollout.
+    """
     calls: list[tuple[Any, ...]] = []
-    method = getattr(learner, name)
 
     def watched(*arguments: Any) -> Any:
         calls.append(arguments)
-        return method(*arguments)
+        raise _CalledError
 
     setattr(learner, name, watched)
     try:
         learner.step(rollout)
+    except _CalledError:
+        return calls[0]
     finally:
         delattr(learner, name)
-    return calls[0]
+    raise AssertionError(f"an update does not call {name}")

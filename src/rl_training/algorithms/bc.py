@@ -1,0 +1,127 @@
+"""Behaviour cloning (Pomerleau, 1991, doi:10.1162/neco.1991.3.1.88).
+
+Supervised learning of actions: the policy maximises the likelihood of those demonstrated, by
+cross-entropy where they are discrete and a Gaussian's density, or its mean's squared error, where
+they are continuous.
+
+Deviations: a tanh MLP with a Gaussian or categorical head, where the paper has a sigmoid network
+    with a Gaussian bump over discretised steering; the Gaussian's deviation does not depend on the
+    state, so its mean is the least-squares fit.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import StepOutput, TransitionLearner
+from rl_training.algorithms.losses import weighted_mean
+from rl_training.algorithms.offline_config import OfflineConfig
+from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.algorithms.standardized import Standardized
+from rl_training.data.batch import TransitionBatch
+from rl_training.envs.spec import EnvSpec
+from rl_training.errors import ConfigError
+from rl_training.models.mlp_policy import MLPPolicyModel
+from rl_training.rng import Rng
+from rl_training.validation import PositiveFloat, Sizes
+
+
+class BCConfig(OfflineConfig):
+    """Settings of behaviour cloning; rewards of the data are never used."""
+
+    varying: ClassVar[frozenset[str]] = frozenset({"learning_rate"})
+
+    hidden_sizes: Sizes = (64, 64)
+    """Widths of the hidden layers."""
+    learning_rate: PositiveFloat = 1e-3
+    """Adam step size."""
+    loss: Literal["nll", "mse"] = "nll"
+    """Negative log-likelihood, or, for continuous actions, squared error of the mean alone."""
+    max_grad_norm: PositiveFloat | None = None
+    """Clip the gradient to this norm, per seed; null does not."""
+    initial_log_std: float = -0.5
+    """Start of the Gaussian policy's log standard deviation."""
+
+
+class BC(Standardized, TransitionLearner):
+    """Maximum likelihood of the data's actions."""
+
+    config_class = BCConfig
+    config: BCConfig
+    model: MLPPolicyModel
+
+    def setup(self) -> None:
+        """Create the optimizer and the observation statistics."""
+        model, config = self.model, self.config
+        if config.loss == "mse" and model.discrete:
+            raise ConfigError("loss is mse, but the actions are discrete; use nll (cross-entropy)")
+        # Squared error says nothing about the deviation, so it stays where it is.
+        trained = model.actor if config.loss == "mse" else model
+        self.optimizer = self.adam(trained.parameters(), max_grad_norm=config.max_grad_norm)
+        self.setup_statistics()
+
+    def step(self, batch: TransitionBatch) -> StepOutput:
+        """Take one step up the likelihood."""
+        loss, metrics = self.loss(self.normalized(batch))
+        self.optimizer.minimize(loss)
+        return StepOutput({"loss": loss} | metrics)
+
+    def loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """-E[log pi(a|s)], or E|a - mu(s)|^2, `[S]`; observations as the network sees them."""
+        log_prob, entropy = self.model.log_prob_entropy(batch.obs, batch.action)
+        error = action_error(self.model.mode(batch.obs), batch.action)
+        row_loss = error if self.config.loss == "mse" else -log_prob
+        metrics = {"entropy": entropy.detach(), "action_error": error.detach()}
+        return weighted_mean(row_loss, batch.weight), metrics
+
+    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+        """Take the most likely action, or sample one when exploring a likelihood was fitted."""
+        obs = self.normalize(obs)
+        if not explore or self.config.loss == "mse":
+            return self.model.mode(obs)
+        return self.model.sample(obs, self.model.draw_noise(self.rng, obs.shape[1]))
+
+
+def action_error(chosen: Tensor, action: Tensor) -> Tensor:
+    """Squared distance `[S, B]` of continuous actions `[S, B, A]`; 1 where discrete ones differ."""
+    if not action.is_floating_point():
+        return (chosen != action).float()
+    return (chosen - action).square().sum(-1)
+
+
+def bc_loss(learner: BC, batch: TransitionBatch) -> dict[str, Tensor]:
+    """Compute the loss and metrics at the current parameters without changing them."""
+    loss, metrics = learner.loss(learner.normalized(batch))
+    return {"loss": loss} | metrics
+
+
+def bc_networks(env: EnvSpec, config: BCConfig, rng: Rng) -> dict[str, nn.Module]:
+    """Build the policy for a task."""
+    model = MLPPolicyModel(
+        env.obs_dim,
+        env.action_dim,
+        config.hidden_sizes,
+        discrete=env.action_kind == "discrete",
+        initial_log_std=config.initial_log_std,
+        rng=rng,
+    )
+    return {"model": model}
+
+
+SPEC = AlgorithmSpec(
+    name="bc",
+    title="Behaviour Cloning",
+    paper="doi:10.1162/neco.1991.3.1.88",
+    summary="imitation, offline; supervised learning of actions; discrete and continuous actions",
+    learner=BC,
+    networks=bc_networks,
+    loop=Loop.OFFLINE,
+    action_kinds=("discrete", "continuous"),
+    metrics={
+        "loss": "negative log-likelihood, or squared error, of the data's actions",
+        "entropy": "policy entropy",
+        "action_error": "share of other actions than the data's, or mean squared distance to them",
+    },
+)

@@ -1,0 +1,131 @@
+"""The discriminator of adversarial imitation: does a pair (s, a) come from the expert?
+
+Its logit is that of "expert": D = sigmoid(logit).  Inputs are the observation, the action (one-hot
+where discrete) and, where absorbing states are learned about, an indicator of them.
+
+Shapes: S seeds, B batch, I inputs, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.models.layers import StackedLinear, tanh
+from rl_training.rng import Rng
+
+
+class MLPGAILDiscriminator(nn.Module):
+    """An MLP with tanh between its layers, for S seeds."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int] = (64, 64),
+        *,
+        discrete: bool,
+        spectral_norm: bool = False,
+        absorbing: bool = False,
+        rng: Rng | None = None,
+    ) -> None:
+        """Build the network.
+
+        Args:
+            obs_dim: Length of an observation.
+            action_dim: Number of discrete actions, or length of a continuous one.
+            hidden_sizes: Widths of the hidden layers.
+            discrete: Whether actions are whole numbers.
+            spectral_norm: Divide each weight by its largest singular value (arXiv:1802.05957).
+            absorbing: Add an input that is 1 in the absorbing state and 0 elsewhere.
+            rng: Source of the initial weights; its number of seeds is S.
+        """
+        super().__init__()
+        rng = rng or Rng((0,), "discriminator")
+        self.obs_dim, self.action_dim, self.discrete = obs_dim, action_dim, discrete
+        self.absorbing, self.spectral_norm = absorbing, spectral_norm
+        self.input_dim = obs_dim + action_dim + int(absorbing)
+        sizes = (self.input_dim, *hidden_sizes, 1)
+        layers = [StackedLinear(inputs, outputs, rng) for inputs, outputs in pairwise(sizes)]
+        self.layers = nn.ModuleList(layers)
+        self._layers = tuple(layers)
+        # Estimates of each weight's first singular vectors, which a power iteration improves.
+        for index, layer in enumerate(layers if spectral_norm else ()):
+            inputs, outputs = layer.weight.shape[1:]
+            self.register_buffer(f"left_{index}", _unit(rng.normal(1, inputs)))
+            self.register_buffer(f"right_{index}", _unit(rng.normal(1, outputs)))
+        for _ in range(8 if spectral_norm else 0):
+            self.refresh()
+
+    def inputs(self, obs: Tensor, action: Tensor) -> Tensor:
+        """Join observations `[S, B, ...]` and actions `[S, B]` or `[S, B, A]` to `[S, B, I]`."""
+        if self.discrete:
+            # Not `one_hot`, which reads the largest action on the host.
+            every = torch.arange(self.action_dim, device=action.device)
+            action = (action.unsqueeze(-1) == every).to(obs.dtype)
+        parts = [obs, action]
+        if self.absorbing:
+            parts.append(torch.zeros_like(obs[..., :1]))
+        return torch.cat(parts, -1)
+
+    def absorbing_input(self) -> Tensor:
+        """Return the input of the absorbing state, `[S, 1, I]`: zeros but for the indicator."""
+        weight = self._layers[0].weight
+        row = torch.zeros(weight.shape[0], 1, self.input_dim, device=weight.device)
+        row[..., -1] = 1
+        return row
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits `[S, B]` of inputs `[S, B, I]`."""
+        last = len(self._layers) - 1
+        for index, layer in enumerate(self._layers):
+            dtype = layer.compute_dtype or x.dtype
+            weight, bias = self._weight(index).to(dtype), layer.bias.to(dtype)
+            x = torch.baddbmm(bias, x.to(dtype), weight)
+            if index < last:
+                x = tanh(x)
+        return x.squeeze(-1).float()
+
+    def input_gradient(self, x: Tensor) -> Tensor:
+        """Return the gradient of the logit by its input, `[S, B, I]`.
+
+        Written out, so that a penalty on it needs no second pass of automatic differentiation,
+        which the tracer of compiled updates could not follow.
+        """
+        weights = [self._weight(index) for index in range(len(self._layers))]
+        slopes = []
+        for layer, weight in zip(self._layers[:-1], weights, strict=False):
+            x = torch.tanh(torch.baddbmm(layer.bias, x, weight))
+            slopes.append(1 - x * x)  # [S, B, H]
+        gradient = weights[-1].mT.expand(-1, x.shape[1], -1)
+        for weight, slope in zip(reversed(weights[:-1]), reversed(slopes), strict=True):
+            gradient = torch.bmm(gradient * slope, weight.mT)
+        return gradient
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Do one power iteration per layer; nothing without spectral normalisation."""
+        for index, layer in enumerate(self._layers if self.spectral_norm else ()):
+            left, right = self._singular(index)
+            right.copy_(_unit(torch.bmm(left, layer.weight)))
+            left.copy_(_unit(torch.bmm(right, layer.weight.mT)))
+
+    def _weight(self, index: int) -> Tensor:
+        weight = self._layers[index].weight
+        if not self.spectral_norm:
+            return weight
+        left, right = self._singular(index)
+        largest = torch.bmm(torch.bmm(left, weight), right.mT)  # [S, 1, 1]
+        normalised: Tensor = weight / largest
+        return normalised
+
+    def _singular(self, index: int) -> tuple[Tensor, Tensor]:
+        """Left `[S, 1, I]` and right `[S, 1, O]` singular vector of a layer's weight."""
+        return self.get_buffer(f"left_{index}"), self.get_buffer(f"right_{index}")
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1e-12)

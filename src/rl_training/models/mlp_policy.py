@@ -1,0 +1,84 @@
+"""A policy alone: categorical over discrete actions, diagonal Gaussian over continuous ones.
+
+Shapes: S seeds, B batch, A actions or action entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.models.heads import (
+    LOG_SQRT_2PI,
+    categorical_log_prob_entropy,
+    gaussian_log_prob,
+    gumbel_sample,
+)
+from rl_training.models.layers import StackedMLP
+from rl_training.rng import Rng
+
+
+class MLPPolicyModel(nn.Module):
+    """Policy network with orthogonal weights, for S seeds."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int] = (64, 64),
+        *,
+        discrete: bool,
+        activation: str = "tanh",
+        initial_log_std: float = 0.0,
+        rng: Rng | None = None,
+    ) -> None:
+        """Build the network.
+
+        Args:
+            obs_dim: Length of an observation.
+            action_dim: Number of discrete actions, or length of a continuous one.
+            hidden_sizes: Widths of the hidden layers.
+            discrete: Categorical policy when true, diagonal Gaussian otherwise.
+            activation: Name of the activation.
+            initial_log_std: Start of the Gaussian's log standard deviation (a free parameter).
+            rng: Source of the initial weights; its number of seeds is S.
+        """
+        super().__init__()
+        rng = rng or Rng((0,), "model")
+        self.obs_dim, self.action_dim, self.discrete = obs_dim, action_dim, discrete
+        # A small last layer makes the first policy nearly uniform (Andrychowicz et al., 2020).
+        self.actor = StackedMLP(
+            (obs_dim, *hidden_sizes, action_dim), rng, activation=activation, orthogonal=0.01
+        )
+        if not discrete:
+            shape = (rng.num_seeds, 1, action_dim)
+            self.log_std = nn.Parameter(torch.full(shape, initial_log_std, device=rng.device))
+
+    def mode(self, obs: Tensor) -> Tensor:
+        """Return the most likely action."""
+        out = self.actor.forward(obs)
+        return out.argmax(-1) if self.discrete else out
+
+    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
+        """Sample an action; `noise` is log-exponential when discrete, else normal."""
+        out = self.actor.forward(obs)
+        if self.discrete:
+            return gumbel_sample(out, noise)
+        return torch.addcmul(out, self.log_std.exp(), noise)
+
+    def draw_noise(self, rng: Rng, *shape: int) -> Tensor:
+        """Draw the noise that `sample` takes, `[S, *shape, A]`."""
+        size = (*shape, self.action_dim)
+        return rng.exponential(*size).log_() if self.discrete else rng.normal(*size)
+
+    def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log density and entropy of the policy, each `[S, B]`."""
+        out = self.actor.forward(obs)
+        if self.discrete:
+            return categorical_log_prob_entropy(out, action)
+        noise = (action - out) * torch.exp(-self.log_std)
+        log_prob = gaussian_log_prob(noise, self.log_std)
+        entropy = (self.log_std + 0.5 + LOG_SQRT_2PI).sum(-1).expand_as(log_prob)
+        return log_prob, entropy

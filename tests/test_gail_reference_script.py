@@ -1,0 +1,11 @@
+"""The reference example of gail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from helpers.smoke import check_reference_script
+
+
+def test_gail_reference_script_runs(tmp_path: Path) -> None:
+    check_reference_script("gail", tmp_path)
