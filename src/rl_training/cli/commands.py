@@ -14,6 +14,7 @@ from rich.console import Console
 
 from rl_training._version import __version__
 from rl_training.cli.data import app as data_app
+from rl_training.cli.gail_control import gail_control
 from rl_training.cli.ope import HELP, ope
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app)
 app.command("ope", help=HELP)(ope)
+app.command("gail-control")(gail_control)
 out = Console(soft_wrap=True, emoji=False)
 err = Console(stderr=True, emoji=False)
 

@@ -114,7 +114,7 @@ class MLPGAILDiscriminator(nn.Module):
             left.copy_(_unit(torch.bmm(right, layer.weight.mT)))
 
     def _weight(self, index: int) -> Tensor:
-        weight = self._layers[index].weight
+        weight: Tensor = self._layers[index].weight
         if not self.spectral_norm:
             return weight
         left, right = self._singular(index)
@@ -128,4 +128,5 @@ class MLPGAILDiscriminator(nn.Module):
 
 
 def _unit(x: Tensor) -> Tensor:
-    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1e-12)
+    unit: Tensor = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1e-12)
+    return unit

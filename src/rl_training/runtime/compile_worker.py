@@ -24,7 +24,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.precision import set_precision
 from rl_training.runtime.compiling import Request, load_library, write_library
-from rl_training.runtime.replay import dataset_buffer, make_replay
+from rl_training.runtime.replay import dataset_buffer, load_buffer, make_replay
 from rl_training.runtime.sources import (
     count_of_phase,
     counted,
