@@ -21,7 +21,12 @@ from bench.pace import WorkSettings
 from bench.rows import Row
 
 ROOT = Path(__file__).resolve().parent.parent
-PEER_PACKAGES = {"sb3": "stable_baselines3", "d3rlpy": "d3rlpy", "axiomrl": "axiomrl"}
+PEER_PACKAGES = {
+    "sb3": "stable_baselines3",
+    "d3rlpy": "d3rlpy",
+    "axiomrl": "axiomrl",
+    "imitation": "imitation",
+}
 """Name of a peer on the command line to the package it is."""
 FALLBACK = "running without compiled updates"
 """How a run begins to say that it does not use what was asked for."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bench.pace import Pace
-from bench.sizes import CHECKPOINT_INTERVAL, DQN, FULL_REPLAY, PPO
+from bench.sizes import CHECKPOINT_INTERVAL, DQN, FULL_REPLAY, GAIL, PPO
 from bench.timers import Timers
 from bench.updates import (
     PLANNED,
@@ -145,15 +145,29 @@ def dqn(pace: Pace) -> None:
     _train(pace, 1, "dqn", settings)
 
 
+_PPO_SETTINGS: dict[str, Any] = {
+    "num_steps": PPO.num_steps,
+    "minibatch_size": PPO.minibatch,
+    "update_epochs": PPO.epochs,
+    "hidden_sizes": PPO.hidden,
+}
+
+
 def ppo(pace: Pace) -> None:
     """Train PPO on CartPole."""
-    settings = {
-        "num_steps": PPO.num_steps,
-        "minibatch_size": PPO.minibatch,
-        "update_epochs": PPO.epochs,
-        "hidden_sizes": PPO.hidden,
+    _train(pace, PPO.num_envs, "ppo", _PPO_SETTINGS)
+
+
+def gail(pace: Pace) -> None:
+    """Train GAIL on CartPole; what the demonstrations hold costs nothing, so they are made up."""
+    settings = _PPO_SETTINGS | {
+        "expert_dataset_kind": "random",
+        "expert_dataset_size": GAIL.demonstrations,
+        "discriminator_batch_size": GAIL.batch,
+        "discriminator_updates": GAIL.updates,
+        "discriminator_hidden_sizes": GAIL.hidden,
     }
-    _train(pace, PPO.num_envs, "ppo", settings)
+    _train(pace, PPO.num_envs, "gail", settings)
 
 
 def checkpoint(pace: Pace) -> None:

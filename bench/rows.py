@@ -125,6 +125,15 @@ _ALL = (
         peers=("sb3",),
     ),
     Row(
+        name="gail",
+        what="GAIL on CartPole-v1, the whole loop: PPO's sizes, 8 discriminator updates a rollout",
+        unit="env steps/s",
+        bar=Bar("ratio", 3.0),
+        work="gail",
+        chunk=20_480,
+        peers=("imitation",),
+    ),
+    Row(
         name="package",
         what="seconds of `import rl_training` and of `rl-training --help`",
         bars={"import": Bar("at most", 0.3), "--help": Bar("at most", 0.5)},

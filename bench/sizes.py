@@ -52,7 +52,19 @@ class OfflineSizes:
     """Critic updates of TD3+BC per update of its policy."""
 
 
+@dataclass(frozen=True)
+class GAILSizes:
+    """What GAIL on CartPole has beside PPO's sizes."""
+
+    demonstrations: int = 5_000
+    batch: int = 1_024
+    """Expert pairs per discriminator update, and as many of the policy."""
+    updates: int = 8
+    hidden: list[int] = field(default_factory=lambda: [32, 32])
+
+
 PPO, DQN, SAC, OFFLINE = PPOSizes(), DQNSizes(), SACSizes(), OfflineSizes()
+GAIL = GAILSizes()
 FULL_REPLAY = 1_000_000
 """Rows of the replay in the rows `checkpoint` and `memory`."""
 CHECKPOINT_INTERVAL = 10_000

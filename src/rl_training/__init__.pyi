@@ -1,10 +1,12 @@
 # Written by scripts/update_stubs.py; do not edit.
 # ruff: noqa: N811, F401
 from rl_training._version import __version__ as __version__
+from rl_training.algorithms.bc import BC as BCAlgorithm
 from rl_training.algorithms.cql import CQL as CQLAlgorithm
 from rl_training.algorithms.discrete_cql import DiscreteCQL as DiscreteCQLAlgorithm
 from rl_training.algorithms.dqn import DQN as DQNAlgorithm
 from rl_training.algorithms.fqf import FQF as FQFAlgorithm
+from rl_training.algorithms.gail import GAIL as GAILAlgorithm
 from rl_training.algorithms.iql import IQL as IQLAlgorithm
 from rl_training.algorithms.iqn import IQN as IQNAlgorithm
 from rl_training.algorithms.ppo import PPO as PPOAlgorithm
@@ -12,9 +14,11 @@ from rl_training.algorithms.qr_dqn import QRDQN as QRDQNAlgorithm
 from rl_training.algorithms.rlpd import RLPD as RLPDAlgorithm
 from rl_training.algorithms.sac import SAC as SACAlgorithm
 from rl_training.algorithms.td3_bc import TD3BC as TD3BCAlgorithm
+from rl_training.api.algorithms import BC as BC
 from rl_training.api.algorithms import CQL as CQL
 from rl_training.api.algorithms import DQN as DQN
 from rl_training.api.algorithms import FQF as FQF
+from rl_training.api.algorithms import GAIL as GAIL
 from rl_training.api.algorithms import IQL as IQL
 from rl_training.api.algorithms import IQN as IQN
 from rl_training.api.algorithms import PPO as PPO

@@ -1,8 +1,10 @@
 # Written by scripts/update_stubs.py; do not edit.
 from rl_training.api.agent import Agent as Agent
+from rl_training.api.algorithms import BC as BC
 from rl_training.api.algorithms import CQL as CQL
 from rl_training.api.algorithms import DQN as DQN
 from rl_training.api.algorithms import FQF as FQF
+from rl_training.api.algorithms import GAIL as GAIL
 from rl_training.api.algorithms import IQL as IQL
 from rl_training.api.algorithms import IQN as IQN
 from rl_training.api.algorithms import PPO as PPO
