@@ -28,19 +28,26 @@ from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Sizes
 Loss = tuple[Tensor, dict[str, Tensor]]
 
 
-class ActorCriticConfig(AlgoConfig):
-    """Settings of every off-policy actor-critic."""
+class LearningRate(AlgoConfig):
+    """The step size of learners that have one optimizer, or several of a kind."""
 
-    varying: ClassVar[frozenset[str]] = frozenset({"learning_rate", "actor_learning_rate", "tau"})
+    varying: ClassVar[frozenset[str]] = frozenset({"learning_rate"})
+
+    learning_rate: PositiveFloat = 3e-4
+    """Adam step size of the critics, and of the actor unless it has its own."""
+
+
+class ActorCriticSettings(AlgoConfig):
+    """Settings of every off-policy actor-critic but the step size of its critics."""
+
+    varying: ClassVar[frozenset[str]] = frozenset({"actor_learning_rate", "tau"})
 
     batch_size: PositiveInt = 256
     """Transitions per gradient step and seed."""
     hidden_sizes: Sizes = (256, 256)
     """Widths of the hidden layers of actor and critics."""
-    learning_rate: PositiveFloat = 3e-4
-    """Adam step size of the critics, and of the actor unless it has its own."""
     actor_learning_rate: PositiveFloat | None = None
-    """Adam step size of the actor, and of a learned temperature; null uses `learning_rate`."""
+    """Adam step size of the actor, and of a learned temperature; null uses that of the critics."""
     tau: Fraction = 0.005
     """Share of the critics that moves into their targets at each update; 1 copies them."""
     num_critics: PositiveInt = 2
@@ -51,10 +58,16 @@ class ActorCriticConfig(AlgoConfig):
     """Clip each network's gradient to this norm, per seed; null does not."""
 
 
+class ActorCriticConfig(ActorCriticSettings, LearningRate):
+    """Settings of most off-policy actor-critics."""
+
+
 class ActorCritic(TransitionLearner):
     """Critic regression to a target, then policy improvement against the critics."""
 
-    config: ActorCriticConfig
+    config: ActorCriticSettings
+    critic_rate: ClassVar[str] = "learning_rate"
+    """Name of the setting that holds the critics' step size."""
     model: Any  # networks `actor` and `critic`, `q_values`, `action_dim`
 
     def setup(self) -> None:
@@ -63,7 +76,7 @@ class ActorCritic(TransitionLearner):
         self.target_critic = frozen_copy(self.model.critic)
         self.target_parameters = list(self.target_critic.parameters())
         self.critic_optimizer = self.adam(
-            self.model.critic.parameters(), max_grad_norm=config.max_grad_norm
+            self.model.critic.parameters(), self.critic_rate, max_grad_norm=config.max_grad_norm
         )
         self.actor_optimizer = self.adam(
             self.model.actor.parameters(), self.actor_rate, max_grad_norm=config.max_grad_norm
@@ -73,7 +86,7 @@ class ActorCritic(TransitionLearner):
     def actor_rate(self) -> str:
         """Name of the setting that holds the actor's step size."""
         own = self.config.actor_learning_rate is not None
-        return "actor_learning_rate" if own else "learning_rate"
+        return "actor_learning_rate" if own else self.critic_rate
 
     def step(self, batch: TransitionBatch) -> StepOutput:
         """Do one update of critics, actor, multipliers and targets."""
@@ -132,7 +145,7 @@ class ActorCritic(TransitionLearner):
 def networks_of(model_class: type[nn.Module]) -> Callable[..., dict[str, nn.Module]]:
     """Return the function that builds a learner's `model` for a task and its settings."""
 
-    def networks(env: EnvSpec, config: ActorCriticConfig, rng: Rng) -> dict[str, nn.Module]:
+    def networks(env: EnvSpec, config: ActorCriticSettings, rng: Rng) -> dict[str, nn.Module]:
         model = model_class(
             env.obs_dim,
             env.action_dim,

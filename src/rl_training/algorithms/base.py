@@ -115,7 +115,7 @@ class Learner(Stateful, Generic[BatchT]):
             raise ConfigError(f"give either config or its fields, not both: {sorted(keywords)}")
         first = getattr(self, self.network_names[0])
         self.device = next(first.parameters()).device
-        self.num_seeds = len(seeds)
+        self.seeds, self.num_seeds = tuple(seeds), len(seeds)
         self._vary(varied or {})
         self.rng = Rng(seeds, "learner", self.device)
         self.num_updates = Counter()

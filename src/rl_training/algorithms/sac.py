@@ -17,7 +17,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss, networks_of
+from rl_training.algorithms.actor_critic import (
+    ActorCritic,
+    ActorCriticConfig,
+    ActorCriticSettings,
+    Loss,
+    networks_of,
+)
 from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
@@ -27,8 +33,8 @@ from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.validation import PositiveFloat
 
 
-class SACSettings(ActorCriticConfig):
-    """Settings of the soft actor-critic, wherever its data comes from."""
+class SoftSettings(ActorCriticSettings):
+    """Settings of the soft actor-critic but the step size of its critics."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"alpha", "initial_alpha", "target_entropy"})
 
@@ -40,6 +46,10 @@ class SACSettings(ActorCriticConfig):
     """Entropy a learned temperature aims at; null means -A, one nat below uniform per dimension."""
 
 
+class SACSettings(SoftSettings, ActorCriticConfig):
+    """Settings of the soft actor-critic, wherever its data comes from."""
+
+
 class SACConfig(SACSettings, ReplayConfig):
     """Settings of SAC."""
 
@@ -47,8 +57,8 @@ class SACConfig(SACSettings, ReplayConfig):
 class SAC(ActorCritic):
     """Soft actor-critic with fixed or learned temperature."""
 
-    config_class: ClassVar[type[SACSettings]] = SACConfig
-    config: SACSettings
+    config_class: ClassVar[type[SoftSettings]] = SACConfig
+    config: SoftSettings
     model: MLPSACModel
 
     def setup(self) -> None:
