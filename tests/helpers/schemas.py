@@ -18,7 +18,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 _HANDLED = {
-    *("$ref", "anyOf", "type", "const", "enum", "pattern", "items", "minItems", "uniqueItems"),
+    *("$ref", "anyOf", "type", "const", "enum", "pattern", "items", "uniqueItems"),
+    *("minItems", "maxItems"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("properties", "required", "additionalProperties"),
 }
@@ -85,7 +86,7 @@ def _fits_bounds(schema: Schema, value: object, root: Schema) -> bool:
 def _fits_list(schema: Schema, value: object, root: Schema) -> bool:
     if not isinstance(value, list):
         return True
-    if len(value) < schema.get("minItems", 0):
+    if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
         return False
     if schema.get("uniqueItems") and len({repr(item) for item in value}) != len(value):
         return False

@@ -15,11 +15,11 @@ from rl_training.validation import Sizes as LayerSizes
 
 Decays = Annotated[
     tuple[NonNegativeFloat, ...],
+    Field(min_length=1),
     BeforeValidator(
         lambda value: tuple(value) if isinstance(value, list) else value,
-        json_schema_input_type=list[NonNegativeFloat],
+        json_schema_input_type=Annotated[list[NonNegativeFloat], Field(min_length=1)],
     ),
-    Field(min_length=1),
 ]
 
 

@@ -139,16 +139,22 @@ class DynamicsTrainer(Stateful):
     # Fitting until the hold-out error stays
 
     def fit(
-        self, rows: Tensor, on_epoch: Callable[[DynamicsTrainer], None] | None = None
+        self,
+        rows: Tensor,
+        on_epoch: Callable[[DynamicsTrainer], None] | None = None,
+        updates: int | None = None,
     ) -> dict[str, Tensor]:
         """Fit all members until no hold-out error gets better; reads one number back per epoch.
 
         Args:
             rows: The table `[S, N, W]`, or `[1, N, W]` for all seeds.
             on_epoch: Called after each epoch but the last, for instance to save.
+            updates: Take so many gradient steps instead, whatever the hold-out error does; the last
+                epoch is cut short.
 
         Returns:
-            `holdout_error [S, M]`, `epochs [S]`, and the metrics of the last gradient step `[S]`.
+            `holdout_error [S, M]`, `epochs [S]`, the rows that were `held_out` `[S, H]`, and the
+            metrics of the last gradient step `[S]`.
 
         Raises:
             DataError: When the rows are too few to hold some out, or are of another width.
@@ -162,28 +168,49 @@ class DynamicsTrainer(Stateful):
                 on_epoch(self)
             # All active is the common case, and a mask costs three copies of the parameters.
             mask = None if running == self.model.num_seeds else self.active
-            metrics = self._run_epoch(rows, kept, mask)
+            done = self.epoch.value * self.epoch_steps(rows)
+            metrics = self._run_epoch(rows, kept, mask, None if updates is None else updates - done)
             self._note(self.holdout_errors(rows, held_out))
+            if updates is not None:
+                self.active.fill_(done + self.epoch_steps(rows) < updates)
         self._finish()
-        return {"holdout_error": self.best_error, "epochs": self.epochs} | metrics
+        found = {"holdout_error": self.best_error, "epochs": self.epochs, "held_out": held_out}
+        return found | metrics
+
+    def epoch_steps(self, rows: Tensor) -> int:
+        """Return the gradient steps of one epoch on the table `rows`."""
+        count = rows.shape[1]
+        return -(-(count - self._num_held_out(count)) // self.config.model_batch_size)
+
+    def require_rows(self, count: int) -> None:
+        """Refuse fewer transitions than can be split.
+
+        Raises:
+            DataError: Saying how many it takes.
+        """
+        ratio = self.config.model_holdout_ratio
+        if self._num_held_out(count) < 1:
+            raise DataError(
+                f"the dynamics ensemble cannot be fitted to {count} transitions: "
+                f"model_holdout_ratio = {ratio} of them must be at least one; "
+                f"give {int(-(-1 // ratio))} or more, or raise model_holdout_ratio"
+            )
+
+    def _num_held_out(self, count: int) -> int:
+        share = int(count * self.config.model_holdout_ratio)
+        return min(share, self.config.model_holdout_max)
 
     def _split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Row numbers `[S, H]` to hold out and `[S, n]` to fit on, the same for a whole fit."""
-        count, config = rows.shape[1], self.config
+        count = rows.shape[1]
         width = 2 * self.model.obs_dim + self.model.action_dim + 2
         if rows.shape[2] != width or rows.shape[0] not in (1, self.model.num_seeds):
             raise DataError(
                 f"the table of transitions is {tuple(rows.shape)}, the dynamics ensemble takes "
                 f"[{self.model.num_seeds} or 1, N, {width}]; make it with model_rows"
             )
-        held = min(int(count * config.model_holdout_ratio), config.model_holdout_max)
-        if held < 1:
-            least = int(-(-1 // config.model_holdout_ratio))
-            raise DataError(
-                f"the dynamics ensemble cannot be fitted to {count} transitions: "
-                f"model_holdout_ratio = {config.model_holdout_ratio} of them must be at least one; "
-                f"give {least} or more, or raise model_holdout_ratio"
-            )
+        self.require_rows(count)
+        held = self._num_held_out(count)
         self.rng.seek(self.num_fits.value * _FIT)
         order = self.rng.permutation(count)
         return order[:, :held], order[:, held:]
@@ -198,16 +225,19 @@ class DynamicsTrainer(Stateful):
         self.epochs.zero_()
         self.active.fill_(True)
 
-    def _run_epoch(self, rows: Tensor, kept: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+    def _run_epoch(
+        self, rows: Tensor, kept: Tensor, mask: Tensor | None, most: int | None
+    ) -> dict[str, Tensor]:
+        """Take the gradient steps of one epoch, or the first few of them."""
         size, total = self.config.model_batch_size, kept.shape[1]
-        steps = -(-total // size)
+        steps = self.epoch_steps(rows)
         index = self._epoch_order(total)  # [S, M, n]
         fill = index.repeat(1, 1, -(-size * steps // total))[..., : size * steps]
         chosen = take_rows(kept.unsqueeze(-1), fill.flatten(1)).view_as(fill)
         table, shift = rows.flatten(0, 1), rows.shape[1] if rows.shape[0] > 1 else 0
         first = torch.arange(chosen.shape[0], device=rows.device).view(-1, 1, 1) * shift
         metrics: dict[str, Tensor] = {}
-        for part in torch.split(chosen + first, size, 2):
+        for part in torch.split(chosen + first, size, 2)[:most]:
             batch = table.index_select(0, part.flatten()).view(*part.shape, -1)
             metrics = self.run_step(batch, mask)
         return metrics
