@@ -1,7 +1,8 @@
-"""Replay whose batches hold rows of a fixed dataset beside rows of the run's own experience.
+"""Replay whose batches hold rows of two buffers.
 
-Every batch has the same share of each (symmetric sampling, Sec. 4.1 of arXiv:2302.02948), the
-dataset's rows first.  As long as there is no experience, batches hold rows of the dataset alone.
+RLPD puts rows of a fixed dataset beside the run's own experience (symmetric sampling, Sec. 4.1 of
+arXiv:2302.02948), MOPO and MBPO real rows beside imagined ones.  Every batch has the same share of
+each; as long as there are no rows of one's own, batches hold those of the other buffer alone.
 
 Shapes: S seeds, B batch, n environments per seed.
 """
@@ -21,57 +22,81 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.state import require_same_keys
 
 
-class WithPrior(ReplayBuffer):
+class Mixed(ReplayBuffer):
+    """Part of a buffer: batches are completed from another one, whose rows come first."""
+
+    read_only = (*ReplayBuffer.read_only, *(f"other.{name}" for name in DatasetBuffer.read_only))
+
+    def __init__(self, *arguments: Any, other: ReplayBuffer, other_ratio: float, **options: Any):
+        """Allocate the storage.
+
+        Args:
+            *arguments: As for `ReplayBuffer`.
+            other: Where the rest of a batch comes from, for as many seeds and with the same
+                discount; its draws come from this buffer's randomness from now on.
+            other_ratio: Share of a batch that is drawn from it.
+            **options: As for `ReplayBuffer` or its prioritized kind.
+        """
+        super().__init__(*arguments, **options)
+        assert (other.num_seeds, other.gamma) == (self.num_seeds, self.gamma)
+        assert not getattr(other, "is_mapped", False), "rows on disk are drawn outside of updates"
+        self.other, self.other_ratio, self.notes = other, other_ratio, other.notes
+        self.data_shape = other.data_shape
+        # One source of randomness: two of the same seeds and stream would draw the same numbers.
+        other.rng = self.rng
+
+    def other_rows(self, batch_size: int) -> int:
+        """Return how many rows of a batch come from the other buffer; all while this is empty."""
+        return round(batch_size * self.other_ratio) if len(self) else batch_size
+
+    def set_progress(self, progress: float) -> None:
+        """Move what depends on the share of the run that is done, of both."""
+        super().set_progress(progress)
+        self.other.set_progress(progress)
+
+    def sample(self, batch_size: int) -> TransitionBatch:
+        """Draw the other buffer's share of a batch, then the rest from this one's rows."""
+        from_other = self.other_rows(batch_size)
+        if from_other == 0:
+            return super().sample(batch_size)
+        other = self.other.sample(from_other)
+        if from_other == batch_size:
+            return other
+        return _joined(other, super().sample(batch_size - from_other))
+
+    def update_priorities(self, index: Tensor, priority: Tensor) -> None:
+        """Take new priorities of a batch, each buffer those of its own rows."""
+        first = self.other_rows(index.shape[1])
+        if first > 0:
+            self.other.update_priorities(index[:, :first], priority[:, :first])
+        if first < index.shape[1]:
+            super().update_priorities(index[:, first:], priority[:, first:])
+
+
+class WithPrior(Mixed):
     """Part of a buffer: rows are the run's own, and batches are completed from `prior`.
 
     A checkpoint holds the own rows, and of the dataset its digest.
     """
-
-    read_only = (*ReplayBuffer.read_only, *(f"prior.{name}" for name in DatasetBuffer.read_only))
 
     def __init__(self, *arguments: Any, prior: DatasetBuffer, prior_ratio: float, **options: Any):
         """Allocate the storage.
 
         Args:
             *arguments: As for `ReplayBuffer`.
-            prior: The dataset, for as many seeds and with the same discount and number of steps;
-                its draws come from this buffer's randomness from now on.
+            prior: The dataset, for as many seeds and with the same discount and number of steps.
             prior_ratio: Share of a batch that is drawn from it.
             **options: As for `ReplayBuffer` or its prioritized kind.
         """
-        super().__init__(*arguments, **options)
-        assert (prior.num_seeds, prior.gamma, prior.n_step) == (
-            self.num_seeds,
-            self.gamma,
-            self.n_step,
-        )
-        assert not prior.is_mapped, "rows on disk are drawn outside of updates, own rows inside"
-        self.prior, self.prior_ratio, self.notes = prior, prior_ratio, prior.notes
-        self.data_shape = prior.data_shape
+        super().__init__(*arguments, other=prior, other_ratio=prior_ratio, **options)
+        assert prior.n_step == self.n_step
+        self.prior = prior
         # New rewards on the scale of the dataset's, whose factor may have been found in the data.
         self.reward_scale, self.reward_shift = prior.reward_scale, prior.reward_shift
-        # One source of randomness: two of the same seeds and stream would draw the same numbers.
-        prior.rng = self.rng
 
     def prior_rows(self, batch_size: int) -> int:
         """Return how many rows of a batch come from the dataset."""
-        return round(batch_size * self.prior_ratio) if len(self) else batch_size
-
-    def sample(self, batch_size: int) -> TransitionBatch:
-        """Draw the dataset's share of a batch, then the rest from the run's own rows."""
-        from_prior = self.prior_rows(batch_size)
-        if from_prior == 0:
-            return super().sample(batch_size)
-        prior = self.prior.sample(from_prior)
-        if from_prior == batch_size:
-            return prior
-        return _joined(prior, super().sample(batch_size - from_prior))
-
-    def update_priorities(self, index: Tensor, priority: Tensor) -> None:
-        """Take new priorities of a batch's own rows; the dataset's, which come first, have none."""
-        first = self.prior_rows(index.shape[1])
-        if first < index.shape[1]:
-            super().update_priorities(index[:, first:], priority[:, first:])
+        return self.other_rows(batch_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the rows."""
@@ -96,20 +121,18 @@ class MixedPrioritizedReplayBuffer(WithPrior, PrioritizedReplayBuffer):
     """Uniform draws from the dataset, prioritized ones from the run's own rows."""
 
 
-def _joined(prior: TransitionBatch, own: TransitionBatch) -> TransitionBatch:
+def _joined(first: TransitionBatch, second: TransitionBatch) -> TransitionBatch:
     """Put two batches side by side; rows without an importance weight weigh 1."""
 
-    def both(first: Tensor, second: Tensor) -> Tensor:
-        return torch.cat((first, second), 1)
+    def both(name: str) -> Tensor:
+        return torch.cat((getattr(first, name), getattr(second, name)), 1)
 
-    assert prior.index is not None
-    assert own.index is not None
+    weights = [
+        torch.ones_like(batch.reward) if batch.weight is None else batch.weight
+        for batch in (first, second)
+    ]
+    weighted = first.weight is not None or second.weight is not None
+    fields = ("obs", "action", "reward", "next_obs", "discount", "index")
     return TransitionBatch(
-        obs=both(prior.obs, own.obs),
-        action=both(prior.action, own.action),
-        reward=both(prior.reward, own.reward),
-        next_obs=both(prior.next_obs, own.next_obs),
-        discount=both(prior.discount, own.discount),
-        weight=None if own.weight is None else both(torch.ones_like(prior.reward), own.weight),
-        index=both(prior.index, own.index),
+        **{name: both(name) for name in fields}, weight=torch.cat(weights, 1) if weighted else None
     )
