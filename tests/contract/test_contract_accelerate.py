@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.contract import build, small_config, varying_values
+from helpers.contract import build, rate_name, small_config, varying_values
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
+from rl_training.algorithms.imagining import Imagining
 from rl_training.algorithms.online_config import replay_settings
 from rl_training.algorithms.spec import Loop
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -22,6 +23,7 @@ from rl_training.models.precision import set_precision
 from rl_training.runtime import accelerate
 from rl_training.runtime.comparing import Undo, compare
 from rl_training.runtime.compiling import Program, Request
+from rl_training.runtime.imagining import synthetic_buffer
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.sources import (
     count_of_phase,
@@ -48,27 +50,42 @@ def sources_of(
     if replay_settings(learner.config) is None:
         buffer, _ = load_buffer(learner, env, seeds)
         learner.see_data(buffer)
-        return learner, env, replay_sources(learner, buffer, names)
+        return learner, env, replay_sources(learner, with_imagined(learner, buffer), names)
     replay = filled_replay(learner, env, seeds)
-    return learner, env, replay_sources(learner, replay, names)
+    return learner, env, replay_sources(learner, with_imagined(learner, replay), names)
 
 
 def filled_replay(learner: AnyLearner, env: EnvSpec, seeds: tuple[int, ...]) -> ReplayBuffer:
     settings = replay_settings(learner.config)
     assert settings is not None
     replay = make_replay(settings, env, 2, seeds, learner.device)
+    fill(replay, env)
+    generator = torch.Generator().manual_seed(1)
+    priorities = torch.rand(len(seeds), 100, generator=generator)
+    replay.update_priorities(torch.arange(100).expand(len(seeds), -1), priorities)
+    return replay
+
+
+def with_imagined(learner: AnyLearner, real: ReplayBuffer) -> ReplayBuffer:
+    """What batches are drawn from: real rows, mixed with others where the learner imagines."""
+    if not isinstance(learner, Imagining):
+        return real
+    buffer = synthetic_buffer(learner, real)
+    fill(buffer, None)
+    return buffer
+
+
+def fill(replay: ReplayBuffer, env: EnvSpec | None) -> None:
     generator = torch.Generator().manual_seed(0)
     for name, rows in replay.rows.items():
         if rows.is_floating_point():
             rows.copy_(torch.randn(rows.shape, generator=generator))
         else:
+            assert env is not None
             rows.copy_(torch.randint(env.action_dim, rows.shape, generator=generator))
         if name in ("continues", "truncated"):
             rows.copy_((rows > 0).float())
-    replay.set_inserted(100)
-    fill = torch.rand(len(seeds), 100, generator=generator)
-    replay.update_priorities(torch.arange(100).expand(len(seeds), -1), fill)
-    return replay
+    replay.set_inserted(min(100, replay.capacity))
 
 
 def interpreted(source: Source, arguments: tuple[Any, ...]) -> Program:
@@ -167,7 +184,7 @@ def test_values_that_vary_are_inputs_of_a_trace(algo: str) -> None:
                 traces[name] = trace(source, example_arguments(source, learner, env, 2))
         codes.append({name: made.graph.code for name, made in traces.items()})
         used = {path for made in traces.values() for path in made.inputs}
-        assert any("learner.varied.learning_rate" in path for path in used)
+        assert any(f"learner.varied.{rate_name(algo)}" in path for path in used)
     assert codes[0] == codes[1]
 
 

@@ -16,6 +16,7 @@ from helpers.contract import (
     flat_state,
     make_batch,
     no_host_reads,
+    rate_name,
     small_config,
     varying_values,
 )
@@ -113,10 +114,10 @@ def test_what_varies_is_not_saved_and_read_on_the_device_only(
 
 @every_algorithm
 def test_a_learner_refuses_what_cannot_vary(algo: str) -> None:
-    with pytest.raises(ConfigError, match=r"varied gamma = \[0.9\]: must be one of learning_rate"):
+    with pytest.raises(ConfigError, match=r"varied gamma = \[0.9\]: must be one of \w*rate"):
         build(algo, varied={"gamma": [0.9]})
     with pytest.raises(ConfigError, match="with 1 values, one per member"):
-        build(algo, varied={"learning_rate": [0.1, 0.2]})
+        build(algo, varied={rate_name(algo): [0.1, 0.2]})
 
 
 @every_algorithm
@@ -129,9 +130,10 @@ def test_a_run_over_a_grid_resumes_to_the_bit(algo: str, tmp_path: Path) -> None
 
 @every_algorithm
 def test_members_of_a_grid_equal_single_runs(algo: str, tmp_path: Path) -> None:
-    rates = varying_values(algo, "learning_rate", 2)
+    rate = rate_name(algo)
+    rates = varying_values(algo, rate, 2)
     config = small_config(
-        algo, tmp_path, seeds=[1, 2], grid={"learning_rate": list(rates)}, total_timesteps=96
+        algo, tmp_path, seeds=[1, 2], grid={rate: list(rates)}, total_timesteps=96
     )
     group = train(config)
     for member, result in zip(config.members, group.per_seed, strict=True):

@@ -13,6 +13,8 @@ from helpers.contract import (
     make_batch,
     no_host_reads,
 )
+from rl_training.algorithms.imagining import Imagining
+from rl_training.data.batch import TransitionBatch
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.experiment.state_tree import compare_states
 from rl_training.rng import Rng
@@ -35,7 +37,10 @@ def test_update_moves_every_trainable_tensor(algo: str, task: str) -> None:
     ]
     before = flat_state(learner.state_dict())
     for key in range(3):
-        learner.update(make_batch(algo, env, (0,), key))
+        batch = make_batch(algo, env, (0,), key)
+        learner.update(batch)
+        if isinstance(learner, Imagining) and isinstance(batch, TransitionBatch):
+            learner.update_model(batch)
     after = flat_state(learner.state_dict())
     assert names
     for name in names:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from helpers.tiny import SMALL_MODEL
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.demonstrated import Demonstrated
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
@@ -37,6 +38,7 @@ SMALL: dict[str, Any] = {
     "discriminator_batch_size": 16,
     "discriminator_updates": 2,
     "eval_interval": 60,
+    **SMALL_MODEL,
 }
 """Values that make any algorithm quick; each is used where the algorithm has such a setting."""
 
@@ -155,6 +157,13 @@ def varying_values(algo: str, name: str, count: int) -> tuple[float, ...]:
         name, usual
     )
     return tuple(largest / 3**index for index in range(count))
+
+
+def rate_name(algo: str) -> str:
+    """Return the setting that holds the step size of the first optimizer."""
+    settings = get_algorithm_spec(algo).config_class
+    names = ("learning_rate", "policy_learning_rate")
+    return next(name for name in names if name in settings.model_fields)
 
 
 def assert_member_equals(group: AnyLearner, index: int, single: AnyLearner) -> None:

@@ -22,6 +22,19 @@ from rl_training.experiment.state_tree import digest_state
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 64
+SMALL_MODEL: dict[str, Any] = {
+    "model_hidden_sizes": [16, 16],
+    "num_ensembles": 3,
+    "num_elites": 2,
+    "model_batch_size": 16,
+    "model_max_epochs": 2,
+    "rollout_batch_size": 24,
+    "rollout_horizon": 2,
+    "rollouts_kept": 2,
+    "rollout_refresh_interval": 25,
+    "model_train_frequency": 50,
+}
+"""Small values of the settings of a dynamics ensemble."""
 SMALL: dict[str, Any] = {
     "hidden_sizes": [16],
     "batch_size": 8,
@@ -32,6 +45,7 @@ SMALL: dict[str, Any] = {
     "update_epochs": 1,
     "dataset_size": 200,
     "eval_interval": 0,
+    **SMALL_MODEL,
 }
 """Small values of settings, used by the algorithms that have them."""
 

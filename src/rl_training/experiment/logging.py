@@ -41,7 +41,7 @@ class MetricLogger:
         return self._file.tell()
 
     def log(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Write one line; `kind` is `train` or `eval`.  Non-finite numbers are written as text."""
+        """Write one line; `kind` says what they are of.  Non-finite numbers are written as text."""
         line = {"step": step, "kind": kind}
         line |= {name: v if math.isfinite(v) else str(v) for name, v in values.items()}
         self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner, Metrics, OnPolicyLearner, UpdateResult
 from rl_training.algorithms.offline_config import OfflineConfig
+from rl_training.algorithms.optim import Optimizer
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.data.dataset_blank import DatasetShape
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -39,6 +40,7 @@ from rl_training.runtime.compiling import (
 )
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.sources import (
+    MODEL_STEPS,
     count_of_phase,
     counted,
     example_arguments,
@@ -227,7 +229,12 @@ def estimate_seconds(learner: AnyLearner, batch_size: int) -> float:
     """Return about how long a gradient step takes eagerly; the same on every machine."""
     if learner.device.type == "cuda":
         return 8e-3
-    parameters = sum(p.numel() for optimizer in learner.optimizers() for p in optimizer.parameters)
+    return seconds_on_cpu(learner.optimizers(), batch_size)
+
+
+def seconds_on_cpu(optimizers: Sequence[Optimizer], batch_size: int) -> float:
+    """Return about how long a step of these optimizers takes eagerly."""
+    parameters = sum(p.numel() for optimizer in optimizers for p in optimizer.parameters)
     return 4e-4 + 1.4e-10 * batch_size * parameters
 
 
@@ -246,7 +253,9 @@ class ReplayRunner:
         self.recorder = recorder
         config = cast(ReplayConfig | OfflineConfig, learner.config)
         self._sources = replay_sources(learner, replay, recorder.names)
-        self._switch_at = accelerator.first_update(planned, 1, config.batch_size)
+        self.first_update = accelerator.first_update(planned, 1, config.batch_size)
+        """From which update on programs are used; infinity is never."""
+        self._switch_at = self.first_update
         if self._switch_at < math.inf:
             accelerator.prepare(list(self._sources.values()), replay.data_shape)
         self._act: Callable[[Tensor], Tensor] | None = None
@@ -281,7 +290,9 @@ class ReplayRunner:
         if self.learner.num_updates.value < self._switch_at or not len(self.replay):
             return
         self._switch_at = math.inf
-        programs = self.accelerator.programs(list(self._sources.values()))
+        # Steps of a model change over by themselves, see `ModelRunner`.
+        sources = [s for s in self._sources.values() if s.name not in MODEL_STEPS]
+        programs = self.accelerator.programs(sources)
         if "act" in programs:
             captures = self.accelerator.captures
             self._act = CapturedCall(programs["act"]) if captures else programs["act"]

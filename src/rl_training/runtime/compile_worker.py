@@ -14,16 +14,20 @@ import torch
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
 from rl_training.algorithms.demonstrated import Demonstrated
+from rl_training.algorithms.imagining import Imagining
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.online_config import replay_settings
 from rl_training.algorithms.spec import Loop
 from rl_training.data.dataset_blank import BlankRows, DatasetShape
+from rl_training.data.dataset_buffer import DatasetBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.synthetic_buffer import SyntheticBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.precision import set_precision
 from rl_training.runtime.compiling import Request, load_library, write_library
+from rl_training.runtime.imagining import synthetic_buffer
 from rl_training.runtime.replay import dataset_buffer, load_buffer, make_replay
 from rl_training.runtime.sources import (
     count_of_phase,
@@ -56,10 +60,21 @@ def build(request: Request) -> tuple[AnyLearner, EnvSpec, TrainConfig, dict[str,
         buffer = dataset_buffer(
             rows, learner.config, config.all_seeds, learner.device, mapped=rows.shape.mapped
         )
-        return learner, env, config, replay_sources(learner, buffer, list(spec.metrics))
+        batches = with_imagined(learner, buffer)
+        return learner, env, config, replay_sources(learner, batches, list(spec.metrics))
     replay = make_replay(settings, env, config.num_envs, config.all_seeds, learner.device, rows)
     replay.set_inserted(replay.capacity)  # rows of zeros, to trace with
-    return learner, env, config, replay_sources(learner, replay, list(spec.metrics))
+    batches = with_imagined(learner, replay)
+    return learner, env, config, replay_sources(learner, batches, list(spec.metrics))
+
+
+def with_imagined(learner: AnyLearner, real: ReplayBuffer) -> ReplayBuffer:
+    """Return what batches are drawn from: the real rows, or a full buffer that mixes them."""
+    if not isinstance(learner, Imagining):
+        return real
+    buffer = synthetic_buffer(learner, real)
+    buffer.set_inserted(buffer.capacity)
+    return buffer
 
 
 def compile_programs(folder: Path) -> None:
@@ -89,6 +104,8 @@ def _move_schedules(learner: AnyLearner, source: Source) -> None:
         if isinstance(owner, ReplayBuffer):
             owner.set_progress(0.37)
             owner.set_inserted(max(owner.capacity // 2, 1))
+        if isinstance(owner, SyntheticBuffer) and not isinstance(owner.other, DatasetBuffer):
+            owner.other.set_inserted(max(owner.other.capacity // 2, 1))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from rl_training.data.batch import RolloutBatch
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.runtime.accelerate import ReplayRunner, RolloutRunner
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.imagining import Imagination, parts_of
 from rl_training.runtime.prior import pretrain, pretrain_updates, prior_counts, see_prior
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.results import TrainResult
@@ -39,13 +40,17 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     assert config is not None
     replay = make_replay(config, envs.spec, envs.num_envs, session.seeds, learner.device)
     collector = Collector(envs, learner.device)
-    session.register(learner, collector=collector, replay=replay)
+    imagination = Imagination.of(session, learner, replay)
+    batches = replay if imagination is None else imagination.buffer
+    session.register(learner, collector=collector, replay=replay, **parts_of(imagination))
     session.counts = partial(prior_counts, learner, replay)
     session.begin(collector.start, lambda: see_prior(learner, replay), replay.notes)
     planned = pretrain_updates(learner) + updates_due(config, 0, session.clock.planned.value)
-    runner = ReplayRunner(session.accelerator, learner, replay, session.recorder, planned)
+    runner = ReplayRunner(session.accelerator, learner, batches, session.recorder, planned)
     pretrain(session, learner, runner)
     while session.running():
+        if imagination is not None:
+            imagination.before_pass(runner)
         learner.set_progress(session.progress)
         replay.set_progress(session.progress)
         with torch.inference_mode():
@@ -135,16 +140,23 @@ def gather_rollout(collector: Collector, learner: OnPolicyLearner, num_steps: in
 def run_offline(session: Session, learner: AnyLearner) -> TrainResult:
     """Learn from a fixed dataset; steps are gradient steps."""
     buffer, notes = load_buffer(learner, session.env_spec, session.seeds)
-    session.register(learner, replay=buffer)
+    imagination = Imagination.of(session, learner, buffer)
+    batches = buffer if imagination is None else imagination.buffer
+    session.register(learner, replay=buffer, **parts_of(imagination))
     session.begin(lambda: None, lambda: learner.see_data(buffer), notes)
     runner = ReplayRunner(
-        session.accelerator, learner, buffer, session.recorder, session.clock.planned.value
+        session.accelerator, learner, batches, session.recorder, session.clock.planned.value
     )
     while session.running():
+        if imagination is not None:
+            imagination.before_pass(runner)
         # Schedules move at fixed steps, so that they do not depend on where a run was cut.
         block_start = session.step - session.step % BLOCK
         learner.set_progress(session.progress_at(block_start))
-        steps = min(block_start + BLOCK, session.next_stop()) - session.step
+        stops = [block_start + BLOCK, session.next_stop()]
+        if imagination is not None:
+            stops += imagination.next_times()
+        steps = min(stops) - session.step
         session.advance(steps)
         runner.update(steps)
         session.tick()

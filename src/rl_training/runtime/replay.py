@@ -77,7 +77,7 @@ def _replay(
     discrete = spec.action_kind == "discrete"
     columns = 2 * math.prod(spec.obs_shape) + spec.action_dim + 3
     needed = 4 * columns * config.buffer_capacity * len(seeds)
-    _require_free(needed, f"algo_kwargs.buffer_capacity {config.buffer_capacity}", device)
+    require_free(needed, f"algo_kwargs.buffer_capacity {config.buffer_capacity}", device)
     return kind(
         config.buffer_capacity,
         spec.obs_shape,
@@ -100,7 +100,7 @@ def _free_bytes(device: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
-def _require_free(
+def require_free(
     needed: int, what: str, device: torch.device, advice: str = "make it smaller"
 ) -> None:
     """Refuse what cannot fit, before the machine finds out."""
@@ -119,7 +119,7 @@ def open_prior(config: PriorDataConfig, spec: EnvSpec, device: torch.device) -> 
         ConfigError: When it does not.
     """
     view = open_configured(config, spec, room=_free_bytes(torch.device("cpu")))
-    _require_free(_device_bytes(view), f"the dataset {view.name}", device)
+    require_free(_device_bytes(view), f"the dataset {view.name}", device)
     return view
 
 
@@ -166,7 +166,7 @@ def stays_on_disk(storage: DatasetStorage, view: DatasetView, device: torch.devi
         return needed > DEVICE_SHARE * _free_bytes(device)
     if storage != "mapped":
         advice = "set algo_kwargs.dataset_storage to mapped" if view.is_mapped else CONVERT
-        _require_free(needed, f"the dataset {view.name}", device, advice)
+        require_free(needed, f"the dataset {view.name}", device, advice)
     return storage == "mapped"
 
 

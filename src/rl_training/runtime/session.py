@@ -229,22 +229,29 @@ class Session:
             new_best = self.evaluate()
         for callback in self.callbacks:
             callback.on_step(self.state)
+        self._save_and_obey(new_best or self.crossed(self.config.checkpoint_interval))
+        if self._stop_at is not None and self.step >= self._stop_at:
+            self.state.request_stop("stop_at")
+        self._next_event = self._next_due()
+
+    def pause(self) -> None:
+        """Look at signals and clocks during long work at the beginning of a pass.
+
+        A checkpoint written here is taken up at the beginning of that pass, so the work must know
+        from its own state how far it was.
+        """
+        self._save_and_obey(due=False)
+
+    def _save_and_obey(self, due: bool) -> None:
+        """Save when that is due, and leave when a signal asks for it."""
         interrupted = self._signals.received is not None
-        if (
-            interrupted
-            or new_best
-            or self.crossed(self.config.checkpoint_interval)
-            or self._overdue()
-        ):
+        if due or interrupted or self._overdue():
             self.save()
         if interrupted:
             self.close()
             raise TrainingInterrupted(
                 str(self._signals.received), self.run_dir, self._saver.newest[0], self.step
             )
-        if self._stop_at is not None and self.step >= self._stop_at:
-            self.state.request_stop("stop_at")
-        self._next_event = self._next_due()
 
     def _next_due(self) -> int:
         """Return the first step at which anything periodic is due; until then `tick` may pass."""
@@ -284,6 +291,12 @@ class Session:
         self._publish(rows)
         for callback in self.callbacks:
             callback.on_log(self.state, self.state.metrics)
+
+    def log_extra(self, kind: str, rows: Sequence[Mapping[str, float]]) -> None:
+        """Write a line of another kind, a mapping per seed, beside those of training."""
+        for row, logger in zip(rows, self._loggers, strict=True):
+            logger.log(kind, self.step, row)
+        self._publish(rows)
 
     def _publish(self, rows: Sequence[Mapping[str, float]]) -> None:
         names = dict.fromkeys(name for row in rows for name in row)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner, StepOutput
+from rl_training.algorithms.imagining import Imagining
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.online_config import replay_settings
 from rl_training.algorithms.replay_config import ReplayConfig
@@ -30,6 +31,8 @@ FREQUENT = 32
 """Kinds of updates rarer than one in this many stay eager: compiling them would not pay."""
 
 
+MODEL_STEP, MASKED_MODEL_STEP = "model_step", "masked_model_step"
+MODEL_STEPS = (MODEL_STEP, MASKED_MODEL_STEP)
 LATE = 10**9
 """A number of updates by which every warm-up is over."""
 
@@ -72,7 +75,7 @@ def replay_sources(
         _update_source(update_name(phase), learner, replay, metrics)
         for phase in frequent_phases(learner)
     ]
-    return {source.name: source for source in sources}
+    return {source.name: source for source in sources} | model_sources(learner)
 
 
 def _update_source(
@@ -90,6 +93,34 @@ def _update_source(
         feed=lambda: (replay.sample(size),),
         examples=lambda: (replay.example(size),),
     )
+
+
+def model_sources(learner: AnyLearner) -> dict[str, Source]:
+    """Return one gradient step of the model of the dynamics, for all seeds and for some."""
+    if not isinstance(learner, Imagining):
+        return {}
+    trainer, owners = learner.dynamics, {"learner": learner}
+    shape = model_batch_shape(learner)
+
+    def rows() -> Tensor:
+        # Not zeros: a gradient that vanishes tells nothing when a program is compared.
+        return Rng(range(learner.num_seeds), "example", learner.device).normal(*shape[1:])
+
+    def masked() -> tuple[Tensor, Tensor]:
+        active = torch.arange(learner.num_seeds, device=learner.device) % 2 == 0
+        return rows(), active
+
+    sources = [Source(MODEL_STEP, trainer.step, owners, examples=lambda: (rows(),))]
+    if learner.num_seeds > 1:
+        sources.append(Source(MASKED_MODEL_STEP, trainer.step, owners, examples=masked))
+    return {source.name: source for source in sources}
+
+
+def model_batch_shape(learner: Imagining) -> tuple[int, ...]:
+    """Shape of the rows of a gradient step of the model, `[S, M, B, W]`."""
+    model = learner.dynamics_model
+    width = 2 * model.obs_dim + model.action_dim + 2
+    return learner.num_seeds, model.num_ensembles, learner.config.model_batch_size, width
 
 
 def rollout_sources(learner: OnPolicyLearner) -> dict[str, Source]:

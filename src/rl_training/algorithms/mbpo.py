@@ -1,0 +1,130 @@
+"""MBPO: Model-Based Policy Optimization (Janner et al., 2019, arXiv:1906.08253).
+
+SAC that takes many updates per environment step, on transitions that an ensemble imagined in short
+roll-outs from states of the replay (Algorithm 2).  The ensemble is fitted anew to the whole replay
+every `model_train_frequency` steps; roll-outs grow longer as it gets better (Table 1).
+
+Deviations: the schedule of the horizon counts steps, not epochs of 1,000; the first fit comes after
+    `learning_starts` random steps; Adam's moments of the model live on between fits; rows after an
+    imagined end are replaced by rows that count, so that refreshes have one size; batches are 5%
+    real to the row.  The learning-rate schedule moves the policy's rates alone.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from rl_training.algorithms.dynamics import mopo_model_loss
+from rl_training.algorithms.imagination_config import HorizonSchedule, Times
+from rl_training.algorithms.imagining import (
+    IMAGINING_METRICS,
+    Imagining,
+    ImaginingConfig,
+    imagining_networks,
+)
+from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
+from rl_training.validation import PositiveInt
+
+TwoOrMore = Annotated[int, Field(ge=2)]
+"""Rows that can be split: one to fit to, one to hold out."""
+
+
+class MBPOConfig(ImaginingConfig, ReplayConfig):
+    """Settings of MBPO; defaults are the paper's for Hopper but for the horizon's schedule."""
+
+    buffer_capacity: TwoOrMore = 1_000_000
+    """Transitions kept; the oldest are overwritten."""
+    learning_starts: TwoOrMore = 5_000
+    """Steps of uniformly random actions before the first fit and the first update."""
+    gradient_updates_per_step: PositiveInt = 20
+    """Updates of the policy per round; 40 for HalfCheetah, 10 for InvertedPendulum in the paper."""
+    rollout_batch_size: PositiveInt = 100_000
+    """Roll-outs per refresh, each from a real state; 400 per environment step in the paper."""
+    rollout_horizon: PositiveInt = 1
+    """Imagined steps of a roll-out, where there is no `rollout_schedule`."""
+    rollout_schedule: HorizonSchedule | None = None
+    """Horizon `[step0, step1, k0, k1]`: k0 until step0, k1 from step1 on, linear between."""
+    rollouts_kept: PositiveInt = 4
+    """Refreshes whose imagined transitions are learned from; four are the paper's 1,000 steps."""
+    model_train_frequency: PositiveInt = 250
+    """Environment steps between two fits of the model."""
+    rollout_refresh_interval: PositiveInt | None = None
+    """Environment steps between two refreshes; null makes one after each fit."""
+
+    @property
+    def fit_times(self) -> Times:
+        """After the random steps, then every `model_train_frequency` steps."""
+        return Times(self.learning_starts, self.model_train_frequency)
+
+    @property
+    def refresh_times(self) -> Times:
+        """After the random steps, then every `rollout_refresh_interval` steps."""
+        every = self.rollout_refresh_interval or self.model_train_frequency
+        return Times(self.learning_starts, every)
+
+    @property
+    def largest_horizon(self) -> int:
+        """Return the most steps a roll-out can have during a run."""
+        return max(self.rollout_schedule[2:]) if self.rollout_schedule else self.rollout_horizon
+
+    def horizon(self, step: int) -> int:
+        """Return the steps of a roll-out made at `step`: k0 + share (k1 - k0), rounded down."""
+        if self.rollout_schedule is None:
+            return self.rollout_horizon
+        first, last, start, end = self.rollout_schedule
+        share = min(max((step - first) / (last - first), 0.0), 1.0)
+        return int(start + share * (end - start))
+
+    @model_validator(mode="after")
+    def _schedule_goes_forward(self) -> MBPOConfig:
+        schedule = self.rollout_schedule
+        if schedule is not None and schedule[1] <= schedule[0]:
+            raise ValueError(
+                f"rollout_schedule [step0, step1, k0, k1] must have step0 < step1, got "
+                f"{list(schedule)}; for one horizon throughout set rollout_horizon"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _first_fit_has_rows(self) -> MBPOConfig:
+        rows = min(self.learning_starts, self.buffer_capacity)
+        if int(rows * self.model_holdout_ratio) < 1:
+            raise ValueError(
+                f"learning_starts and buffer_capacity must leave a row to hold out at the first "
+                f"fit: {rows} rows x model_holdout_ratio {self.model_holdout_ratio} is less than "
+                f"1; raise learning_starts"
+            )
+        return self
+
+
+class MBPO(Imagining):
+    """SAC on short roll-outs in a model of the replay."""
+
+    config_class: ClassVar[type[MBPOConfig]] = MBPOConfig
+    config: MBPOConfig
+    loss_name = "mbpo_model_loss"
+
+
+def mbpo_model_loss(model: MLPMOPOEnsembleModel, rows: Tensor) -> dict[str, Tensor]:
+    """Compute the loss of the ensemble, which is MOPO's; see `mopo_model_loss`."""
+    found = mopo_model_loss(model, rows)
+    return {"mbpo_model_loss": found.pop("mopo_model_loss")} | found
+
+
+SPEC = AlgorithmSpec(
+    name="mbpo",
+    title="Model-Based Policy Optimization",
+    paper="arXiv:1906.08253",
+    summary="off-policy; SAC on short roll-outs in a learned model; continuous actions",
+    learner=MBPO,
+    networks=imagining_networks,
+    loop=Loop.OFF_POLICY,
+    action_kinds=("continuous",),
+    metrics=IMAGINING_METRICS
+    | {"mbpo_model_loss": "loss of the model at its latest gradient step, summed over members"},
+)

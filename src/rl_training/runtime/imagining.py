@@ -1,0 +1,192 @@
+"""When a model is fitted and when roll-outs are made, in the off-policy and the offline loop.
+
+Both happen at the beginning of a pass, at steps that the settings fix; what has been done is
+counted in the checkpoint, so a run does not depend on where it was cut.  A fit may be cut between
+two of its epochs.  Roll-outs run eagerly: they are a few large products.
+Shapes: S seeds, B starts, K imagined rows, M members.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import AnyLearner
+from rl_training.algorithms.dynamics import buffer_rows
+from rl_training.algorithms.dynamics_rollout import Imagined, TransitionFunction
+from rl_training.algorithms.imagining import Imagining, Rules, rows_that_count
+from rl_training.data.dataset_buffer import DatasetBuffer
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.synthetic_buffer import SyntheticBuffer
+from rl_training.envs.rewards import reward_for
+from rl_training.envs.spec import EnvSpec
+from rl_training.envs.terminations import termination_for
+from rl_training.errors import ConfigError
+from rl_training.models.dynamics import take_rows
+from rl_training.runtime.accelerate import ReplayRunner
+from rl_training.runtime.model_health import fit_health, per_seed, rollout_health
+from rl_training.runtime.model_runner import ModelRunner
+from rl_training.runtime.replay import require_free
+from rl_training.runtime.session import Session
+from rl_training.state import Counter, Stateful
+
+
+class Imagination(Stateful):
+    """Keeps a learner's model and its imagined transitions up to date."""
+
+    def __init__(self, session: Session, learner: Imagining, real: ReplayBuffer) -> None:
+        """Allocate the imagined transitions.
+
+        Args:
+            session: The run.
+            learner: Whose model and policy it is.
+            real: Transitions to fit to and to start from.
+
+        Raises:
+            RLTrainingError: For rules of the task that are not known, too little data or memory.
+        """
+        if isinstance(real, DatasetBuffer):  # a replay is filled later
+            learner.dynamics.require_rows(len(real))
+        self.session, self.real = session, (real,)  # in a tuple: a part of its own
+        self._learners = (learner,)
+        self.rules = rules_for(learner, real, session.env_spec, session.config.env_kwargs)
+        self._buffers = (synthetic_buffer(learner, real),)
+        self.fits, self.refreshes = Counter(), Counter()
+        self._model: ModelRunner | None = None
+
+    @classmethod
+    def of(cls, session: Session, learner: AnyLearner, real: ReplayBuffer) -> Imagination | None:
+        """Return what a learner needs to imagine, or None where it does not."""
+        return cls(session, learner, real) if isinstance(learner, Imagining) else None
+
+    @property
+    def learner(self) -> Imagining:
+        """Whose model it is."""
+        return self._learners[0]
+
+    @property
+    def buffer(self) -> SyntheticBuffer:
+        """Imagined transitions, mixed with real ones when it is drawn from."""
+        return self._buffers[0]
+
+    def next_times(self) -> list[int]:
+        """Return the next steps at which a pass must begin."""
+        config, step = self.learner.config, self.session.step
+        found = (times.next_after(step) for times in (config.fit_times, config.refresh_times))
+        return [time for time in found if time is not None]
+
+    def before_pass(self, runner: ReplayRunner) -> None:
+        """Fit the model and imagine anew, when they are due at this step."""
+        config, step = self.learner.config, self.session.step
+        due = config.fit_times.due(step)
+        if due > self.fits.value:
+            self._fit(runner)
+            self.fits.value = due
+        due = config.refresh_times.due(step)
+        if due > self.refreshes.value:
+            self._refresh()
+            self.refreshes.value = due
+
+    def _fit(self, runner: ReplayRunner) -> None:
+        if self._model is None:
+            self._model = ModelRunner(self.learner, runner)
+        rows = buffer_rows(self.real[0])
+        found = self._model.fit(rows, self.session.pause)
+        self.session.log_extra(
+            "model", per_seed(fit_health(self.learner, self.real[0], rows, found))
+        )
+
+    def _refresh(self) -> None:
+        learner, config, step = self.learner, self.learner.config, self.session.step
+        horizon = config.horizon(step)
+        made = learner.imagine(self.starts(), horizon, self.rules)
+        counted = rows_that_count(made)
+        self.buffer.extend(
+            fields_of(counted, learner.imagined_reward(counted)), config.kept_at(step)
+        )
+        found = rollout_health(learner, self.real[0], made, horizon)
+        self.session.log_extra("imagined", per_seed(found))
+
+    def starts(self) -> Tensor:
+        """Draw real states to start from, `[S, B, D]`."""
+        learner, real = self.learner, self.real[0]
+        index = real.draw_rows(learner.rng, learner.config.rollout_batch_size)
+        return take_rows(real.rows["obs"].expand(learner.num_seeds, -1, -1), index)
+
+
+def parts_of(imagination: Imagination | None) -> dict[str, Any]:
+    """Return what a checkpoint must hold of it."""
+    if imagination is None:
+        return {}
+    return {"imagination": imagination, "imagined": imagination.buffer}
+
+
+def fields_of(made: Imagined, reward: Tensor) -> dict[str, Tensor]:
+    """Return imagined transitions as rows of a buffer, with the given reward."""
+    names = ("obs", "action", "next_obs", "terminated")
+    return {name: getattr(made, name) for name in names} | {"reward": reward}
+
+
+def synthetic_buffer(learner: Imagining, real: ReplayBuffer) -> SyntheticBuffer:
+    """Allocate the imagined transitions of a learner beside its real ones.
+
+    Raises:
+        ConfigError: When they do not fit into memory, or the real ones are not in memory.
+    """
+    config, model = learner.config, learner.dynamics_model
+    if isinstance(real, DatasetBuffer) and real.is_mapped:
+        raise ConfigError(
+            "the dataset stays on disk (algo_kwargs.dataset_storage), but a model of the dynamics "
+            "is fitted to rows in memory; set dataset_storage to device, or take less data"
+        )
+    width = 2 * model.obs_dim + model.action_dim + 3
+    needed = 4 * width * config.synthetic_capacity * learner.num_seeds
+    what = f"the buffer of {config.synthetic_capacity} imagined transitions"
+    advice = "set algo_kwargs.synthetic_buffer_capacity, or fewer and shorter roll-outs"
+    require_free(needed, what, learner.device, advice)
+    return SyntheticBuffer(
+        config.synthetic_capacity,
+        (model.obs_dim,),
+        (model.action_dim,),
+        real=real,
+        real_ratio=1 - config.synthetic_batch_ratio,
+        seeds=learner.seeds,
+    )
+
+
+def rules_for(
+    learner: Imagining, real: ReplayBuffer, env: EnvSpec, env_kwargs: dict[str, Any]
+) -> Rules:
+    """Return what is known of the task, as the settings name it.
+
+    Raises:
+        ConfigError: When nothing says where episodes end, or no reward is known.
+        EnvError: For an own function that cannot be used.
+    """
+    config, device = learner.config, learner.device
+    termination: TransitionFunction | None = None
+    if not (config.model_learn_terminations and config.termination_function == "auto"):
+        termination = termination_for(env, env_kwargs, config.termination_function, device)
+        if termination is None:
+            raise ConfigError(
+                f"algo_kwargs.termination_function auto knows no rule for {env.env_id}; name your "
+                "own as module:function, set model_learn_terminations to true, or never if its "
+                "episodes end by their time limit alone"
+            )
+    if config.reward_function is None:
+        return Rules(termination)
+    reward = reward_for(env, env_kwargs, config.reward_function, device)
+    if reward is None:
+        raise ConfigError(
+            f"algo_kwargs.reward_function auto knows no reward for {env.env_id}; name your own as "
+            "module:function, or leave it out: the model learns the reward"
+        )
+    scale, shift, known = real.reward_scale, real.reward_shift, reward
+
+    def scaled(obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
+        # As the real rows of every batch are.
+        return torch.add(known(obs, action, next_obs) * scale, shift)
+
+    return Rules(termination, scaled)

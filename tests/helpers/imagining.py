@@ -1,0 +1,47 @@
+"""Small learners with a model of the dynamics, and hand-made roll-outs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from helpers.tiny import SMALL_MODEL
+from rl_training.algorithms.dynamics_rollout import Imagined
+from rl_training.algorithms.mbpo import MBPO
+from rl_training.algorithms.mopo import MOPO
+from rl_training.models import MLPMOPOEnsembleModel, MLPSACModel
+from rl_training.rng import Rng
+
+OBS, ACTION = 3, 1
+
+
+def make_learner(
+    kind: type[MOPO] | type[MBPO], seeds: tuple[int, ...] = (0,), **settings: Any
+) -> MOPO | MBPO:
+    """A learner of tasks with three numbers to see and one to choose."""
+    policy = MLPSACModel(OBS, ACTION, (16,), rng=Rng(seeds, "networks"))
+    model = MLPMOPOEnsembleModel(OBS, ACTION, (16, 16), 3, num_elites=2, rng=Rng(seeds, "networks"))
+    fields = kind.config_class.model_fields
+    small = {name: value for name, value in SMALL_MODEL.items() if name in fields}
+    # The networks above are given, so their sizes in the settings would be ignored.
+    for name in ("model_hidden_sizes", "num_ensembles", "num_elites"):
+        small.pop(name)
+    given: dict[str, Any] = small | {"batch_size": 8} | settings
+    return kind(policy_model=policy, dynamics_model=model, seeds=seeds, **given)
+
+
+def rollout(valid: list[bool], **changes: torch.Tensor) -> Imagined:
+    """One seed's roll-out whose rows are told apart by their reward, 0, 1, 2, ..."""
+    count = len(valid)
+    values: dict[str, torch.Tensor] = {
+        "obs": torch.arange(count).float().view(1, count, 1).expand(-1, -1, OBS),
+        "action": torch.zeros(1, count, ACTION),
+        "reward": torch.arange(count).float().unsqueeze(0),
+        "next_obs": torch.ones(1, count, OBS),
+        "terminated": torch.zeros(1, count, dtype=torch.bool),
+        "valid": torch.tensor([valid]),
+        "penalty": torch.zeros(1, count),
+        "member": torch.zeros(1, count, dtype=torch.int64),
+    }
+    return Imagined(**values | changes)
