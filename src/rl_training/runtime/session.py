@@ -229,21 +229,17 @@ class Session:
             new_best = self.evaluate()
         for callback in self.callbacks:
             callback.on_step(self.state)
-        self._save_and_obey(new_best or self.crossed(self.config.checkpoint_interval))
+        self.pause(new_best or self.crossed(self.config.checkpoint_interval))
         if self._stop_at is not None and self.step >= self._stop_at:
             self.state.request_stop("stop_at")
         self._next_event = self._next_due()
 
-    def pause(self) -> None:
-        """Look at signals and clocks during long work at the beginning of a pass.
+    def pause(self, due: bool = False) -> None:
+        """Save when that is due, and leave when a signal asks for it.
 
-        A checkpoint written here is taken up at the beginning of that pass, so the work must know
-        from its own state how far it was.
+        Long work at the beginning of a pass calls this too; taken up there, it must know from its
+        own state how far it was.
         """
-        self._save_and_obey(due=False)
-
-    def _save_and_obey(self, due: bool) -> None:
-        """Save when that is due, and leave when a signal asks for it."""
         interrupted = self._signals.received is not None
         if due or interrupted or self._overdue():
             self.save()
