@@ -143,7 +143,7 @@ def _expert_buffer(
 ) -> tuple[DatasetBuffer, tuple[str, ...]]:
     """Load demonstrations, which are small: they always lie on the device."""
     expert = load_expert(settings, spec)
-    _require_free(_device_bytes(expert), f"the dataset {expert.name}", learner.device)
+    require_free(_device_bytes(expert), f"the dataset {expert.name}", learner.device)
     gamma = learner.config.gamma
     buffer = DatasetBuffer(expert, seeds=seeds, gamma=gamma, device=learner.device)
     return buffer, expert.notes

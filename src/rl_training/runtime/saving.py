@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -25,6 +25,18 @@ from rl_training.experiment.state_tree import slice_seed, stack_seeds
 from rl_training.state import require_same_keys
 
 BEST_FILE = "best.json"
+
+
+class Part(Protocol):
+    """Anything a checkpoint can hold."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any:
+        """Restore the state; may return messages for the user."""
+        ...
 
 
 class Saver:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,21 +30,9 @@ from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.origin import Origin
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.results import TrainingInterrupted, TrainResult, summarize_returns
-from rl_training.runtime.saving import Saver
+from rl_training.runtime.saving import Part, Saver
 from rl_training.runtime.signals import SignalFlag
 from rl_training.runtime.summary import summarize_group, write_summary
-
-
-class Part(Protocol):
-    """Anything a checkpoint can hold."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> Any:
-        """Restore the state; may return messages for the user."""
-        ...
 
 
 class Session:
