@@ -16,7 +16,7 @@ from rl_training.algorithms.iqn import IQN, iqn_loss
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.models import MLPIQNNetwork
-from rl_training.models.quantile_networks import cosine_features
+from rl_training.models.quantile_networks import ImplicitQuantileNetwork, cosine_features
 from rl_training.rng import Rng
 
 
@@ -28,7 +28,7 @@ def small(**settings: Any) -> IQN:
 
 def forget_fractions(network: torch.nn.Module) -> None:
     """Let the embedding of every fraction be 1, so that quantiles do not depend on it."""
-    assert isinstance(network, MLPIQNNetwork)
+    assert isinstance(network, ImplicitQuantileNetwork)
     with torch.no_grad():
         network.cosine_layer.weight.zero_()
         network.cosine_layer.bias.fill_(1.0)
@@ -135,7 +135,7 @@ def test_a_state_is_encoded_once_per_network_in_an_update(double: bool, expected
     learner = small(double=double)
     calls: list[torch.Tensor] = []
     for network in (learner.q_network, learner.target_network):
-        assert isinstance(network, MLPIQNNetwork)
+        assert isinstance(network, ImplicitQuantileNetwork)
         network.encoder.register_forward_pre_hook(lambda _, inputs: calls.extend(inputs))
     learner.update(transitions("iqn"))
     assert len(calls) == expected

@@ -16,6 +16,7 @@ from rl_training.algorithms.quantile import of_action
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.models import MLPQNetwork, MLPQRDQNNetwork
+from rl_training.models.quantile_networks import QuantileNetwork
 from rl_training.rng import Rng
 
 
@@ -89,7 +90,7 @@ def test_the_target_of_a_terminal_row_is_its_reward_alone() -> None:
 def test_double_rates_the_online_choice(double: bool, chosen: int) -> None:
     learner = small(num_quantiles=3, double=double)
     online, target = learner.q_network, learner.target_network
-    assert isinstance(target, MLPQRDQNNetwork)
+    assert isinstance(target, QuantileNetwork)
     values = {online: [0.0, 0.0, 0.0, 1.0, 1.0, 1.0], target: [5.0, 6.0, 7.0, 1.0, 2.0, 3.0]}
     for network, bias in values.items():
         with torch.no_grad():
@@ -128,8 +129,6 @@ def test_another_encoder_can_stand_before_the_head() -> None:
 
         def forward(self, obs: torch.Tensor) -> torch.Tensor:
             return obs.flatten(2)
-
-    from rl_training.models.quantile_networks import QuantileNetwork
 
     network = QuantileNetwork(Pixels(), 2, 5, rng=Rng((0, 1), "w"))
     learner = QRDQN(q_network=network, num_quantiles=5, seeds=(0, 1))

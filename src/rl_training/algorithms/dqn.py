@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.losses import huber, td_target, weighted_mean
+from rl_training.algorithms.pixel_config import encoder_for
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.value_based import (
     TDRegression,
@@ -22,7 +23,7 @@ from rl_training.algorithms.value_based import (
 )
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
-from rl_training.models.mlp_q_network import MLPQNetwork
+from rl_training.models.mlp_q_network import MLPQNetwork, QNetwork
 from rl_training.rng import Rng
 
 
@@ -33,7 +34,7 @@ class DQNConfig(ValueBasedConfig):
 class QLearning(TDRegression):
     """TD regression of scalar action values."""
 
-    q_network: MLPQNetwork
+    q_network: MLPQNetwork | QNetwork
 
     def next_value(self, next_obs: Tensor) -> Tensor:
         """Value of s' `[S, B]`: max_a Q-(s', a), or Q-(s', argmax_a Q(s', a)) when double."""
@@ -76,15 +77,14 @@ def dqn_loss(learner: QLearning, batch: TransitionBatch) -> dict[str, Tensor]:
 
 def dqn_networks(env: EnvSpec, config: ValueBasedSettings, rng: Rng) -> dict[str, nn.Module]:
     """Build the network for a task."""
-    network = MLPQNetwork(
-        env.obs_dim,
-        env.action_dim,
-        config.hidden_sizes,
-        dueling=config.dueling,
-        noisy=isinstance(config, ValueBasedConfig) and config.noisy,
-        rng=rng,
-    )
-    return {"q_network": network}
+    noisy = isinstance(config, ValueBasedConfig) and config.noisy
+    streams = {"dueling": config.dueling, "noisy": noisy}
+    if len(env.obs_shape) == 1:
+        sizes = config.hidden_sizes
+        return {"q_network": MLPQNetwork(env.obs_dim, env.action_dim, sizes, **streams, rng=rng)}
+    assert isinstance(config, ValueBasedConfig)
+    encoder = encoder_for(env, config, rng, more=config.head_hidden_sizes, noisy=noisy)
+    return {"q_network": QNetwork(encoder, env.action_dim, **streams, rng=rng)}
 
 
 SPEC = AlgorithmSpec(
@@ -96,6 +96,7 @@ SPEC = AlgorithmSpec(
     networks=dqn_networks,
     loop=Loop.OFF_POLICY,
     action_kinds=("discrete",),
+    obs_ndims=(1, 3),
     metrics={
         "loss": "Huber loss of the TD error",
         "q_value_mean": "mean Q of the actions taken",

@@ -21,6 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from rl_training.algorithms.iqn import implicit_network
 from rl_training.algorithms.losses import weighted_mean
 from rl_training.algorithms.optim import RMSprop
 from rl_training.algorithms.quantile import (
@@ -33,7 +34,6 @@ from rl_training.algorithms.quantile import (
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
-from rl_training.models.mlp_fqf_network import MLPFQFNetwork
 from rl_training.models.quantile_networks import FQFNetwork, Fractions, ImplicitQuantileNetwork
 from rl_training.rng import Rng
 from rl_training.validation import NonNegativeFloat, PositiveFloat, PositiveInt, Sizes
@@ -174,15 +174,9 @@ def fqf_loss(learner: FQF, batch: TransitionBatch) -> dict[str, Tensor]:
 
 def fqf_networks(env: EnvSpec, config: FQFConfig, rng: Rng) -> dict[str, nn.Module]:
     """Build the network for a task."""
-    network = MLPFQFNetwork(
-        env.obs_dim,
-        env.action_dim,
+    network = FQFNetwork(
+        implicit_network(env, config, rng),
         config.num_quantiles,
-        config.hidden_sizes,
-        config.embedding_dim,
-        head_hidden_sizes=config.head_hidden_sizes,
-        dueling=config.dueling,
-        noisy=config.noisy,
         uniform_share=config.uniform_share,
         rng=rng,
     )
@@ -198,6 +192,7 @@ SPEC = AlgorithmSpec(
     networks=fqf_networks,
     loop=Loop.OFF_POLICY,
     action_kinds=("discrete",),
+    obs_ndims=(1, 3),
     metrics=QUANTILE_METRICS
     | {
         "fraction_loss": "loss of the proposed fractions; only its gradient means something",

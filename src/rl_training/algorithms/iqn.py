@@ -12,12 +12,13 @@ Deviations: acting without exploring uses K midpoints in place of draws, so that
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from rl_training.algorithms.pixel_config import encoder_for
 from rl_training.algorithms.qr_dqn import midpoints
 from rl_training.algorithms.quantile import (
     QUANTILE_METRICS,
@@ -28,10 +29,12 @@ from rl_training.algorithms.quantile import (
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
-from rl_training.models.mlp_iqn_network import MLPIQNNetwork
 from rl_training.models.quantile_networks import ImplicitQuantileNetwork
 from rl_training.rng import Rng
 from rl_training.validation import PositiveInt, Sizes
+
+if TYPE_CHECKING:
+    from rl_training.algorithms.fqf import FQFConfig
 
 
 class IQNConfig(QuantileConfig):
@@ -111,19 +114,24 @@ def iqn_loss(learner: IQN, batch: TransitionBatch) -> dict[str, Tensor]:
     return {"loss": loss, **metrics}
 
 
-def iqn_networks(env: EnvSpec, config: IQNConfig, rng: Rng) -> dict[str, nn.Module]:
-    """Build the network for a task."""
-    network = MLPIQNNetwork(
-        env.obs_dim,
+def implicit_network(
+    env: EnvSpec, config: IQNConfig | FQFConfig, rng: Rng
+) -> ImplicitQuantileNetwork:
+    """Build the quantile network for a task."""
+    return ImplicitQuantileNetwork(
+        encoder_for(env, config, rng, noisy=config.noisy),
         env.action_dim,
-        config.hidden_sizes,
         config.embedding_dim,
-        head_hidden_sizes=config.head_hidden_sizes,
+        config.head_hidden_sizes,
         dueling=config.dueling,
         noisy=config.noisy,
         rng=rng,
     )
-    return {"q_network": network}
+
+
+def iqn_networks(env: EnvSpec, config: IQNConfig, rng: Rng) -> dict[str, nn.Module]:
+    """Build the network for a task."""
+    return {"q_network": implicit_network(env, config, rng)}
 
 
 SPEC = AlgorithmSpec(
@@ -135,5 +143,6 @@ SPEC = AlgorithmSpec(
     networks=iqn_networks,
     loop=Loop.OFF_POLICY,
     action_kinds=("discrete",),
+    obs_ndims=(1, 3),
     metrics=QUANTILE_METRICS,
 )

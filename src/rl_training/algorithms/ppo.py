@@ -18,18 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import OnPolicyLearner, StepOutput
-from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.losses import add_weighted, gae, ppo_policy_loss, ppo_value_loss
+from rl_training.algorithms.pixel_config import PixelConfig, encoder_for
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch
 from rl_training.data.normalizer import RunningNorm
 from rl_training.envs.spec import EnvSpec
-from rl_training.models.mlp_actor_critic import MLPActorCriticModel
+from rl_training.errors import ConfigError
+from rl_training.models.mlp_actor_critic import ActorCriticModel, MLPActorCriticModel
 from rl_training.rng import Rng
 from rl_training.validation import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Sizes
 
 
-class PPOConfig(AlgoConfig):
+class PPOConfig(PixelConfig):
     """Settings of PPO."""
 
     varying: ClassVar[frozenset[str]] = frozenset(
@@ -43,7 +44,7 @@ class PPOConfig(AlgoConfig):
     minibatch_size: PositiveInt = 256
     """Transitions per gradient step and seed; a last short minibatch is dropped."""
     hidden_sizes: Sizes = (64, 64)
-    """Widths of the hidden layers of policy and value network."""
+    """Widths of the hidden layers of policy and value network for vectors, which share none."""
     learning_rate: PositiveFloat = 3e-4
     """Adam step size."""
     clip_coef: PositiveFloat = 0.2
@@ -96,7 +97,7 @@ class PPO(OnPolicyLearner):
 
     config_class = PPOConfig
     config: PPOConfig
-    model: MLPActorCriticModel
+    model: ActorCriticModel
 
     def setup(self) -> None:
         """Create the optimizer and the observation statistics."""
@@ -148,8 +149,10 @@ class PPO(OnPolicyLearner):
         obs = self.normalize(batch.obs.flatten(1, 2))  # [S, T * n, ...]
         next_obs = self.normalize(batch.next_obs.flatten(1, 2))
         action = batch.action.flatten(1, 2)
-        log_prob, _ = self.model.log_prob_entropy(obs, action)
-        value, next_value = self.model.value(obs), self.model.value(next_obs)
+        features = self.model.embed(obs)
+        log_prob, _ = self.model.log_prob_entropy(features, action)
+        value = self.model.value(features)
+        next_value = self.model.value(self.model.embed(next_obs))
         advantage = gae(
             batch.reward,
             value.view_as(batch.reward),
@@ -164,8 +167,9 @@ class PPO(OnPolicyLearner):
     def loss(self, batch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Clipped surrogate + value error - entropy bonus (Eq. 9), `[S]`, and its parts."""
         config = self.config
-        log_prob, entropy = self.model.log_prob_entropy(batch.obs, batch.action)
-        value = self.model.value(batch.obs)
+        features = self.model.embed(batch.obs)
+        log_prob, entropy = self.model.log_prob_entropy(features, batch.action)
+        value = self.model.value(features)
         advantage = batch.advantage
         if config.normalize_advantage and advantage.shape[1] > 1:
             std, mean = torch.std_mean(advantage, 1, keepdim=True)
@@ -205,13 +209,13 @@ class PPO(OnPolicyLearner):
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """Sample an action from the policy, given noise `[S, n, A]`."""
-        return self.model.sample(self.normalize(obs), noise)
+        return self.model.sample(self.model.embed(self.normalize(obs)), noise)
 
     def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Sample from the policy when exploring, else take its mode."""
         if explore:
             return self.sample(obs, self.draw_noise(1, obs.shape[1])[:, 0])
-        return self.model.mode(self.normalize(obs))
+        return self.model.mode(self.model.embed(self.normalize(obs)))
 
 
 def ppo_loss(learner: PPO, batch: RolloutBatch) -> dict[str, Tensor]:
@@ -235,12 +239,31 @@ def explained_variance(value: Tensor, target: Tensor) -> Tensor:
 
 def ppo_networks(env: EnvSpec, config: PPOConfig, rng: Rng) -> dict[str, nn.Module]:
     """Build the networks for a task."""
-    model = MLPActorCriticModel(
+    discrete = env.action_kind == "discrete"
+    start = config.initial_log_std
+    if len(env.obs_shape) == 1:
+        vector = MLPActorCriticModel(
+            env.obs_dim,
+            env.action_dim,
+            config.hidden_sizes,
+            discrete=discrete,
+            initial_log_std=start,
+            rng=rng,
+        )
+        return {"model": vector}
+    if config.normalize_obs:
+        raise ConfigError(
+            f"algo_kwargs.normalize_obs is true, but {env.env_id} gives images, which are scaled "
+            "to [0, 1] as they are; set it to false"
+        )
+    model = ActorCriticModel(
+        encoder_for(env, config, rng, orthogonal_init=True),
         env.obs_dim,
         env.action_dim,
-        config.hidden_sizes,
-        discrete=env.action_kind == "discrete",
-        initial_log_std=config.initial_log_std,
+        config.head_hidden_sizes,
+        discrete=discrete,
+        activation="relu",
+        initial_log_std=start,
         rng=rng,
     )
     return {"model": model}
@@ -255,6 +278,7 @@ SPEC = AlgorithmSpec(
     networks=ppo_networks,
     loop=Loop.ON_POLICY,
     action_kinds=("discrete", "continuous"),
+    obs_ndims=(1, 3),
     metrics={
         "loss": "whole objective",
         "policy_loss": "clipped surrogate",

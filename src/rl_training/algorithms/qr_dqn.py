@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from rl_training.algorithms.pixel_config import encoder_for
 from rl_training.algorithms.quantile import (
     QUANTILE_METRICS,
     QuantileConfig,
@@ -22,7 +23,6 @@ from rl_training.algorithms.quantile import (
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
-from rl_training.models.mlp_qr_dqn_network import MLPQRDQNNetwork
 from rl_training.models.quantile_networks import QuantileNetwork
 from rl_training.rng import Rng
 
@@ -76,11 +76,11 @@ def qr_dqn_loss(learner: QRDQN, batch: TransitionBatch) -> dict[str, Tensor]:
 
 def qr_dqn_networks(env: EnvSpec, config: QRDQNConfig, rng: Rng) -> dict[str, nn.Module]:
     """Build the network for a task."""
-    network = MLPQRDQNNetwork(
-        env.obs_dim,
+    more = config.head_hidden_sizes
+    network = QuantileNetwork(
+        encoder_for(env, config, rng, more=more, noisy=config.noisy),
         env.action_dim,
         config.num_quantiles,
-        config.hidden_sizes,
         dueling=config.dueling,
         noisy=config.noisy,
         rng=rng,
@@ -97,5 +97,6 @@ SPEC = AlgorithmSpec(
     networks=qr_dqn_networks,
     loop=Loop.OFF_POLICY,
     action_kinds=("discrete",),
+    obs_ndims=(1, 3),
     metrics=QUANTILE_METRICS,
 )

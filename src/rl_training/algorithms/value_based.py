@@ -22,6 +22,7 @@ from rl_training.algorithms.base import (
     polyak_update,
 )
 from rl_training.algorithms.config import AlgoConfig
+from rl_training.algorithms.pixel_config import PixelConfig
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.schedules import linear
 from rl_training.data.batch import TransitionBatch
@@ -55,7 +56,7 @@ class ValueBasedSettings(AlgoConfig):
     """Clip the gradient to this norm, per seed; null does not."""
 
 
-class ValueBasedConfig(ValueBasedSettings, ReplayConfig):
+class ValueBasedConfig(PixelConfig, ValueBasedSettings, ReplayConfig):
     """Settings of every value-based learner that explores."""
 
     buffer_capacity: PositiveInt = 100_000

@@ -1,18 +1,21 @@
 """Networks: stacked layers, heads, and the named compositions that algorithms are built with."""
 
-from rl_training.models.mlp_actor_critic import MLPActorCriticModel
+from rl_training.models.encoders import MLPEncoder, PixelEncoder, make_encoder
+from rl_training.models.mlp_actor_critic import ActorCriticModel, MLPActorCriticModel
 from rl_training.models.mlp_fqf_network import MLPFQFNetwork
 from rl_training.models.mlp_gail_discriminator import MLPGAILDiscriminator
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.models.mlp_iqn_network import MLPIQNNetwork
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
 from rl_training.models.mlp_policy import MLPPolicyModel
-from rl_training.models.mlp_q_network import MLPQNetwork
+from rl_training.models.mlp_q_network import MLPQNetwork, QNetwork
 from rl_training.models.mlp_qr_dqn_network import MLPQRDQNNetwork
 from rl_training.models.mlp_sac import MLPSACModel
 
 __all__ = [
+    "ActorCriticModel",
     "MLPActorCriticModel",
+    "MLPEncoder",
     "MLPFQFNetwork",
     "MLPGAILDiscriminator",
     "MLPIQLModel",
@@ -22,4 +25,7 @@ __all__ = [
     "MLPQNetwork",
     "MLPQRDQNNetwork",
     "MLPSACModel",
+    "PixelEncoder",
+    "QNetwork",
+    "make_encoder",
 ]

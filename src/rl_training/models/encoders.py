@@ -1,17 +1,29 @@
 """Encoders: modules that turn observations into an embedding `[S, B, E]` for a head to read.
 
-Whatever has `embedding_dim` and maps `[S, B, ...]` to `[S, B, E]` will do.
+Whatever has `embedding_dim` and maps `[S, B, ...]` to `[S, B, E]` will do; `make_encoder` builds
+one for a task.  Images are `[channels, height, width]`; uint8 ones are divided by 255 inside.
+Shapes: S seeds, B batch, C channels, H height, W width, E embedding.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.layers import StackedMLP
+from rl_training.errors import ConfigError, SpecMismatch
+from rl_training.models.conv import StackedConv2d, max_pool
+from rl_training.models.layers import Init, StackedLinear, StackedMLP, StackedNoisyLinear
+from rl_training.models.layers import orthogonal_init as orthogonal
 from rl_training.rng import Rng
+
+EncoderName: TypeAlias = Literal["auto", "nature", "impala", "small"]
+SMALLEST_FOR_NATURE = 36
+"""Height and width from which three strided convolutions leave an image."""
 
 
 class MLPEncoder(nn.Module):
@@ -29,3 +41,185 @@ class MLPEncoder(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         """Embed observations `[S, B, I]`, giving `[S, B, E]`."""
         return obs if self.layers is None else torch.relu(self.layers.forward(obs))
+
+
+class NatureTrunk(nn.Module):
+    """Three convolutions (Mnih et al., 2015, doi:10.1038/nature14236)."""
+
+    def __init__(self, channels: int, rng: Rng, init: Init | None) -> None:
+        super().__init__()
+        sizes = ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
+        self.layers = nn.ModuleList(
+            StackedConv2d(inputs, outputs, kernel, rng, stride=stride, init=init)
+            for inputs, outputs, kernel, stride in sizes
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images to `[S, B, 64, H', W']`."""
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+class SmallTrunk(nn.Module):
+    """One convolution for images of some ten pixels (Young & Tian, 2019, arXiv:1903.03176)."""
+
+    def __init__(self, channels: int, rng: Rng, init: Init | None) -> None:
+        super().__init__()
+        self.layer = StackedConv2d(channels, 16, 3, rng, padding=1, init=init)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images to `[S, B, 16, H, W]`."""
+        return torch.relu(self.layer(x))
+
+
+class ResidualBlock(nn.Module):
+    """`x + conv(relu(conv(relu(x))))`."""
+
+    def __init__(self, channels: int, rng: Rng, init: Init | None) -> None:
+        super().__init__()
+        self.first = StackedConv2d(channels, channels, 3, rng, padding=1, init=init)
+        self.second = StackedConv2d(channels, channels, 3, rng, padding=1, init=init)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keep the shape."""
+        inner: Tensor = self.second(torch.relu(self.first(torch.relu(x))))
+        return x + inner
+
+
+class ImpalaTrunk(nn.Module):
+    """Three sections of convolution, pooling and two residual blocks (arXiv:1802.01561, Fig. 3)."""
+
+    def __init__(self, channels: int, rng: Rng, init: Init | None) -> None:
+        super().__init__()
+        widths = (channels, 16, 32, 32)
+        self.entries = nn.ModuleList(
+            StackedConv2d(widths[i], widths[i + 1], 3, rng, padding=1, init=init) for i in range(3)
+        )
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(ResidualBlock(width, rng, init) for _ in range(2)))
+            for width in widths[1:]
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images to `[S, B, 32, H / 8, W / 8]`, rounded up."""
+        for entry, blocks in zip(self.entries, self.blocks, strict=True):
+            x = blocks(max_pool(entry(x), 3, 2, 1))
+        return torch.relu(x)
+
+
+TRUNKS: dict[str, type[nn.Module]] = {
+    "nature": NatureTrunk,
+    "impala": ImpalaTrunk,
+    "small": SmallTrunk,
+}
+
+
+class PixelEncoder(nn.Module):
+    """Convolutions, then hidden layers with relu after each."""
+
+    def __init__(
+        self,
+        obs_shape: Sequence[int],
+        hidden_sizes: Sequence[int],
+        rng: Rng,
+        *,
+        kind: EncoderName = "auto",
+        scale: float = 1 / 255,
+        noisy: bool = False,
+        orthogonal_init: bool = False,
+    ) -> None:
+        """Build the layers.
+
+        Args:
+            obs_shape: `[C, H, W]`.
+            hidden_sizes: Layers after the convolutions; without any, these are the embedding.
+            rng: Source of the initial weights; its number of seeds is S.
+            kind: Which convolutions; `auto` goes by the size of the image.
+            scale: What pixels are multiplied by.
+            noisy: Let the hidden layers carry learned noise.
+            orthogonal_init: Draw orthogonal weights, as policy gradients like them.
+
+        Raises:
+            SpecMismatch: When the image is too small for the convolutions, or not channels first.
+        """
+        super().__init__()
+        kind = check_image(obs_shape, kind)
+        init = orthogonal(math.sqrt(2)) if orthogonal_init else None
+        self.scale = scale
+        self.trunk = TRUNKS[kind](obs_shape[0], rng, init)
+        with torch.no_grad():
+            blank = torch.zeros(rng.num_seeds, 1, *obs_shape, device=rng.device)
+            width = self.trunk(blank)[0, 0].numel()
+        layers: list[StackedLinear] = []
+        for outputs in hidden_sizes:
+            layers.append(
+                StackedNoisyLinear(width, outputs, rng)
+                if noisy
+                else StackedLinear(width, outputs, rng, (), init)
+            )
+            width = outputs
+        self.layers = nn.ModuleList(layers)
+        self.embedding_dim = width
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Embed images `[S, B, C, H, W]`, giving `[S, B, E]`."""
+        x: Tensor = self.trunk(obs.to(torch.float32) * self.scale).flatten(2)
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x.float()
+
+
+def check_image(shape: Sequence[int], kind: EncoderName) -> Literal["nature", "impala", "small"]:
+    """Return which convolutions an image takes.
+
+    Raises:
+        SpecMismatch: When it is too small for them, or its channels come last.
+    """
+    channels, height, width = shape
+    if width < channels and width <= 16:
+        raise SpecMismatch(
+            f"images of shape {tuple(shape)} look as if channels came last, but [channels, height, "
+            "width] is needed; set env_kwargs.wrappers.pixels.channel_first to true"
+        )
+    large = min(height, width) >= SMALLEST_FOR_NATURE
+    if kind == "auto":
+        return "nature" if large else "small"
+    if kind == "nature" and not large:
+        raise SpecMismatch(
+            f"algo_kwargs.encoder is nature, but images of shape {tuple(shape)} are smaller than "
+            f"the {SMALLEST_FOR_NATURE} pixels it needs; use auto, small or impala"
+        )
+    return kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderOptions:
+    """How observations become an embedding."""
+
+    hidden_sizes: Sequence[int]
+    """Hidden layers for vectors."""
+    pixel_sizes: Sequence[int]
+    """Hidden layers after the convolutions, for images."""
+    kind: EncoderName = "auto"
+    noisy: bool = False
+    orthogonal_init: bool = False
+
+
+def make_encoder(
+    obs_shape: Sequence[int], obs_dtype: str, options: EncoderOptions, rng: Rng
+) -> MLPEncoder | PixelEncoder:
+    """Build the encoder of a task: hidden layers for vectors, convolutions for images."""
+    if len(obs_shape) == 1:
+        return MLPEncoder(obs_shape[0], options.hidden_sizes, rng, noisy=options.noisy)
+    if len(obs_shape) != 3:
+        raise ConfigError(f"no encoder takes observations of shape {tuple(obs_shape)}")
+    return PixelEncoder(
+        obs_shape,
+        options.pixel_sizes,
+        rng,
+        kind=options.kind,
+        scale=1 / 255 if obs_dtype == "uint8" else 1.0,
+        noisy=options.noisy,
+        orthogonal_init=options.orthogonal_init,
+    )

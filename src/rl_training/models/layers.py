@@ -21,6 +21,8 @@ from rl_training.models.fused_mlp import Precision, fused_mlp
 from rl_training.rng import Rng
 
 Activation = Callable[[Tensor], Tensor]
+Init = Callable[[Rng, tuple[int, ...], int, int], Tensor]
+"""Draws weights `[S, *members, I, O]` from (rng, members, outputs, inputs)."""
 SIGMA_START = 0.5
 """Initial scale of factorised noise times the square root of a layer's inputs (Section 3.2)."""
 
@@ -73,7 +75,7 @@ def uniform_init(rng: Rng, members: tuple[int, ...], outputs: int, inputs: int) 
     return (rng.uniform(*members, inputs, outputs) * 2 - 1) / math.sqrt(inputs)
 
 
-def orthogonal_init(gain: float) -> Callable[[Rng, tuple[int, ...], int, int], Tensor]:
+def orthogonal_init(gain: float) -> Init:
     """Return an initialiser that draws orthogonal weights scaled by `gain` (Saxe et al., 2013)."""
 
     def init(rng: Rng, members: tuple[int, ...], outputs: int, inputs: int) -> Tensor:
@@ -96,7 +98,7 @@ class StackedLinear(nn.Module):
         outputs: int,
         rng: Rng,
         members: tuple[int, ...] = (),
-        init: Callable[[Rng, tuple[int, ...], int, int], Tensor] | None = None,
+        init: Init | None = None,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter((init or uniform_init)(rng, members, outputs, inputs))
@@ -150,6 +152,13 @@ class StackedNoisyLinear(StackedLinear):
         of_inputs, of_outputs = self.noise
         weight = torch.addcmul(self.weight, self.weight_sigma, of_inputs * of_outputs)
         return weight, torch.addcmul(self.bias, self.bias_sigma, of_outputs)
+
+
+def linear_layer(inputs: int, outputs: int, rng: Rng, noisy: bool) -> StackedLinear:
+    """Build a linear layer, with learned noise when asked for."""
+    return (
+        StackedNoisyLinear(inputs, outputs, rng) if noisy else StackedLinear(inputs, outputs, rng)
+    )
 
 
 def noisy_layers(module: nn.Module) -> list[StackedNoisyLinear]:

@@ -1,6 +1,6 @@
-"""Actor-critic networks of on-policy methods: a policy and a value network that share nothing.
+"""Actor-critic networks of on-policy methods: a policy and a value, on observations or on features.
 
-Shapes: S seeds, B batch.
+Shapes: S seeds, B batch, E embedding.
 """
 
 from __future__ import annotations
@@ -11,11 +11,69 @@ from torch import Tensor
 
 from rl_training.models.layers import StackedMLP
 from rl_training.models.mlp_policy import MLPPolicyModel
+from rl_training.models.mlp_q_network import Encoder
 from rl_training.rng import Rng
 
 
-class MLPActorCriticModel(MLPPolicyModel):
-    """Separate policy and value networks with orthogonal weights, for S seeds."""
+class ActorCriticModel(MLPPolicyModel):
+    """Policy and value networks with orthogonal weights, for S seeds, on what an encoder gives.
+
+    Everything but `embed` takes embedded observations.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder | None,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int],
+        *,
+        discrete: bool,
+        activation: str = "tanh",
+        initial_log_std: float = 0.0,
+        rng: Rng,
+    ) -> None:
+        """Build the networks; hidden layers of policy and value have the same widths.
+
+        Args:
+            encoder: What policy and value share; None lets both read the observation.
+            obs_dim: Entries of an observation.
+            action_dim: Number of discrete actions, or length of a continuous one.
+            hidden_sizes: Widths of the hidden layers, the same for policy and value.
+            discrete: Categorical policy when true, diagonal Gaussian otherwise.
+            activation: Name of the activation.
+            initial_log_std: Start of the Gaussian's log standard deviation (a free parameter).
+            rng: Source of the initial weights; its number of seeds is S.
+        """
+        inputs = obs_dim if encoder is None else encoder.embedding_dim
+        super().__init__(
+            inputs,
+            action_dim,
+            hidden_sizes,
+            discrete=discrete,
+            activation=activation,
+            initial_log_std=initial_log_std,
+            rng=rng,
+        )
+        self.encoder, self.obs_dim = encoder, obs_dim
+        self.critic = StackedMLP(
+            (inputs, *hidden_sizes, 1), rng, activation=activation, orthogonal=1.0
+        )
+
+    def embed(self, obs: Tensor) -> Tensor:
+        """Return what the networks read, `[S, B, E]`."""
+        if self.encoder is None:
+            return obs
+        embedding: Tensor = self.encoder(obs)
+        return embedding
+
+    def value(self, obs: Tensor) -> Tensor:
+        """Return V(s), `[S, B]`."""
+        return self.critic.forward(obs).squeeze(-1)
+
+
+class MLPActorCriticModel(ActorCriticModel):
+    """Separate policy and value networks on vectors."""
 
     def __init__(
         self,
@@ -28,31 +86,14 @@ class MLPActorCriticModel(MLPPolicyModel):
         initial_log_std: float = 0.0,
         rng: Rng | None = None,
     ) -> None:
-        """Build the networks; hidden layers of policy and value have the same widths.
-
-        Args:
-            obs_dim: Length of an observation.
-            action_dim: Number of discrete actions, or length of a continuous one.
-            hidden_sizes: Widths of the hidden layers, the same for policy and value.
-            discrete: Categorical policy when true, diagonal Gaussian otherwise.
-            activation: Name of the activation.
-            initial_log_std: Start of the Gaussian's log standard deviation (a free parameter).
-            rng: Source of the initial weights; its number of seeds is S.
-        """
-        rng = rng or Rng((0,), "model")
+        """Build the networks; `rng` gives the initial weights and the number of seeds S."""
         super().__init__(
+            None,
             obs_dim,
             action_dim,
             hidden_sizes,
             discrete=discrete,
             activation=activation,
             initial_log_std=initial_log_std,
-            rng=rng,
+            rng=rng or Rng((0,), "model"),
         )
-        self.critic = StackedMLP(
-            (obs_dim, *hidden_sizes, 1), rng, activation=activation, orthogonal=1.0
-        )
-
-    def value(self, obs: Tensor) -> Tensor:
-        """Return V(s), `[S, B]`."""
-        return self.critic.forward(obs).squeeze(-1)

@@ -1,13 +1,16 @@
-"""Q-networks over discrete actions, plain or dueling."""
+"""Q-networks over discrete actions, plain or dueling: an MLP, or a head on any encoder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
-from rl_training.models.layers import StackedMLP
+from rl_training.models.layers import StackedMLP, linear_layer
 from rl_training.rng import Rng
+
+Encoder = Any  # a module `[S, B, ...] -> [S, B, E]` with `embedding_dim`
 
 
 class MLPQNetwork(nn.Module):
@@ -45,6 +48,29 @@ class MLPQNetwork(nn.Module):
         if not self.dueling:
             return out
         return dueling_streams(out)
+
+
+class QNetwork(nn.Module):
+    """`obs -> Q(s, .)` by an encoder, such as one of images, and a linear head."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        action_dim: int,
+        *,
+        dueling: bool = False,
+        noisy: bool = False,
+        rng: Rng,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.action_dim, self.dueling = action_dim, dueling
+        self.head = linear_layer(encoder.embedding_dim, action_dim + int(dueling), rng, noisy)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Return Q of every action, `[S, B, A]`."""
+        out = self.head.forward(self.encoder(obs)).float()
+        return dueling_streams(out) if self.dueling else out
 
 
 def dueling_streams(out: Tensor, dim: int = -1) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rl_training.models.conv import StackedConv2d
 from rl_training.models.fused_mlp import Precision
 from rl_training.models.layers import StackedLinear, StackedMLP
 
@@ -20,7 +21,7 @@ def set_precision(learner: Any, precision: Precision) -> None:
     property of the device and set for the whole process.
     """
     for module in _modules(learner):
-        if isinstance(module, StackedLinear):
+        if isinstance(module, StackedLinear | StackedConv2d):
             module.compute_dtype = torch.bfloat16 if precision == "bf16" else None
     if learner.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")

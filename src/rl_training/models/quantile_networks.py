@@ -8,22 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.layers import StackedLinear, StackedMLP, StackedNoisyLinear
-from rl_training.models.mlp_q_network import dueling_streams
+from rl_training.models.layers import StackedLinear, StackedMLP, linear_layer
+from rl_training.models.mlp_q_network import Encoder, dueling_streams
 from rl_training.rng import Rng
-
-Encoder = Any  # a module `[S, B, ...] -> [S, B, E]` with `embedding_dim`
-
-
-def _linear(inputs: int, outputs: int, rng: Rng, noisy: bool) -> StackedLinear:
-    return (
-        StackedNoisyLinear(inputs, outputs, rng) if noisy else StackedLinear(inputs, outputs, rng)
-    )
 
 
 def cosine_features(tau: Tensor, count: int) -> Tensor:
@@ -52,7 +44,7 @@ class QuantileNetwork(nn.Module):
         self.encoder = encoder
         self.action_dim, self.num_quantiles, self.dueling = action_dim, num_quantiles, dueling
         outputs = (action_dim + int(dueling)) * num_quantiles
-        self.head = _linear(encoder.embedding_dim, outputs, rng, noisy)
+        self.head = linear_layer(encoder.embedding_dim, outputs, rng, noisy)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return the quantiles of every action, `[S, B, A, N]`."""
@@ -90,7 +82,7 @@ class ImplicitQuantileNetwork(nn.Module):
         width = encoder.embedding_dim
         self.encoder = encoder
         self.action_dim, self.embedding_dim, self.dueling = action_dim, embedding_dim, dueling
-        self.cosine_layer = _linear(embedding_dim, width, rng, noisy)
+        self.cosine_layer = linear_layer(embedding_dim, width, rng, noisy)
         sizes = (width, *head_hidden_sizes, action_dim + int(dueling))
         self.head = StackedMLP(sizes, rng, noisy=noisy)
 

@@ -175,8 +175,7 @@ def example_arguments(
     name = source.name
     if source.examples is not None:
         return source.examples()
-    rng = Rng(range(learner.num_seeds), "example", learner.device)
-    obs = rng.normal(num_envs, *env.obs_shape)
+    obs = _example_obs(learner, env, num_envs)
     if name == "act":
         return (obs,)
     if name.startswith("update-"):
@@ -187,11 +186,19 @@ def example_arguments(
     return _first_call(learner, name, example_rollout(learner, env, num_envs))
 
 
+def _example_obs(learner: AnyLearner, env: EnvSpec, *lead: int) -> Tensor:
+    """Return random observations `[S, *lead, ...]` of the type that the task gives."""
+    rng = Rng(range(learner.num_seeds), "example", learner.device)
+    shape = (*lead, *env.obs_shape)
+    if env.obs_dtype == "uint8":
+        return rng.integers(256, *shape).to(torch.uint8)
+    return rng.normal(*shape)
+
+
 def example_rollout(learner: OnPolicyLearner, env: EnvSpec, num_envs: int) -> RolloutBatch:
     """Return a rollout of random numbers."""
     lead = (learner.num_seeds, learner.rollout_steps, num_envs)
-    rng = Rng(range(learner.num_seeds), "example", learner.device)
-    obs = rng.normal(*lead[1:], *env.obs_shape)
+    obs = _example_obs(learner, env, *lead[1:])
     action = torch.zeros(*lead, *env.action_shape, device=learner.device)
     never = torch.zeros(lead, dtype=torch.bool, device=learner.device)
     return RolloutBatch(

@@ -1,0 +1,64 @@
+"""Settings of learners that take images too, and the encoder that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rl_training.algorithms.config import AlgoConfig
+from rl_training.envs.spec import EnvSpec
+from rl_training.models.encoders import (
+    EncoderName,
+    EncoderOptions,
+    MLPEncoder,
+    PixelEncoder,
+    make_encoder,
+)
+from rl_training.rng import Rng
+from rl_training.validation import PositiveInt, Sizes
+
+
+class PixelConfig(AlgoConfig):
+    """How images become features; vectors have `hidden_sizes` instead."""
+
+    hidden_sizes: Sizes = (64, 64)
+    """Widths of the hidden layers for vector observations; images use the settings below."""
+    encoder: EncoderName = "auto"
+    """Convolutions for images: `nature`, `impala`, `small`, or `auto`, which goes by their size."""
+    features_dim: PositiveInt | None = 512
+    """Width of the layer after the convolutions; null has none, so that a head reads them."""
+    head_hidden_sizes: Sizes = ()
+    """Hidden layers between the features of an image and the outputs."""
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        """Widths of the layers that belong to the features of an image."""
+        return () if self.features_dim is None else (self.features_dim,)
+
+
+def encoder_for(
+    env: EnvSpec,
+    config: PixelConfig,
+    rng: Rng,
+    *,
+    more: Sequence[int] = (),
+    noisy: bool = False,
+    orthogonal_init: bool = False,
+) -> MLPEncoder | PixelEncoder:
+    """Build the encoder of a task.
+
+    Args:
+        env: The task.
+        config: The settings.
+        rng: Source of the initial weights.
+        more: Hidden layers after the features of an image.
+        noisy: Let the hidden layers carry learned noise.
+        orthogonal_init: Draw orthogonal weights.
+    """
+    options = EncoderOptions(
+        hidden_sizes=config.hidden_sizes,
+        pixel_sizes=(*config.features, *more),
+        kind=config.encoder,
+        noisy=noisy,
+        orthogonal_init=orthogonal_init,
+    )
+    return make_encoder(env.obs_shape, env.obs_dtype, options, rng)
