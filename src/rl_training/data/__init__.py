@@ -3,13 +3,16 @@
 from rl_training.data.batch import RolloutBatch, TransitionBatch
 from rl_training.data.dataset_config import DatasetSettings, load_configured
 from rl_training.data.dataset_sources import load_transition_dataset
+from rl_training.data.frame_replay import FrameReplayBuffer, PrioritizedFrameReplayBuffer
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
 
 __all__ = [
     "DatasetSettings",
+    "FrameReplayBuffer",
     "OfflineDataset",
+    "PrioritizedFrameReplayBuffer",
     "PrioritizedReplayBuffer",
     "ReplayBuffer",
     "RolloutBatch",

@@ -19,7 +19,7 @@ from torch import Tensor
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.replay_buffer import Array, ReplayBuffer
 from rl_training.errors import DataError
-from rl_training.state import Scalar, copy_tensor, require_same_keys
+from rl_training.state import Scalar, copy_tensor
 
 PRIORITY_FLOOR = 1e-6
 
@@ -51,6 +51,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.priority_exponent = priority_exponent
         self.importance_exponent = importance_exponent
         self._exponent = Scalar(importance_exponent, self.device)
+        self._filled = Scalar(0, self.device, torch.int64)
         self.block = 2 ** math.ceil(math.log2(max(math.sqrt(self.capacity), 2)))
         blocks = math.ceil(self.capacity / self.block)
         shape = (self.num_seeds, blocks, self.block)
@@ -74,6 +75,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         rows = torch.arange(start, start + self.num_envs, device=self.device)
         self._set(rows.expand(self.num_seeds, -1), self.largest.unsqueeze(1))
 
+    def set_inserted(self, count: int) -> None:
+        """Say how many rows have been stored so far."""
+        super().set_inserted(count)
+        self._filled.set(min(count, self.capacity))
+
     def set_progress(self, progress: float) -> None:
         """Move the exponent of the importance weights towards 1."""
         start = self.importance_exponent
@@ -94,7 +100,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         column = torch.searchsorted(inner, rest, right=True).squeeze(-1)
         # Rounding at a block's edge may point past its rows, or at an empty one.
         index = block * self.block + column.clamp_(max=self.block - 1)
-        index = torch.minimum(index, self._size.tensor - 1)
+        index = torch.minimum(index, self._filled.tensor - 1)
         return self.gather(index, self._weights(index, bounds[:, -1:]))
 
     def _weights(self, index: Tensor, total: Tensor) -> Tensor:
@@ -119,10 +125,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         own = {"powers": self.powers, "sums": self.sums, "largest": self.largest}
         return super().state_dict() | own
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore everything but the rows."""
-        require_same_keys(self.state_dict(), state, type(self).__name__)
-        self.set_inserted(int(state["inserted"]["value"]))
-        self.rng.load_state_dict(state["rng"])
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        super()._restore(state)
         for name in ("powers", "sums", "largest"):
             copy_tensor(getattr(self, name), state[name], name)

@@ -28,6 +28,8 @@ from rl_training.rng import Rng
 from rl_training.state import Counter, Scalar, require_same_keys
 
 Array = NDArray[Any]
+Fields = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and type of what a row holds, by name."""
 SEGMENT_BYTES = 4 << 20
 ALIGNMENT = 64
 """Of allocated rows in bytes, as PyTorch's own."""
@@ -52,6 +54,8 @@ class ReplayBuffer:
     """What a person should know about the rows, a sentence each."""
     data_shape: DatasetShape | None = None
     """Of the dataset that batches are drawn from, where there is one."""
+    _apart: ClassVar[tuple[str, ...]] = ()
+    """Fields that a subclass stores and reads in its own way."""
 
     def __init__(
         self,
@@ -105,15 +109,7 @@ class ReplayBuffer:
         self._size = Scalar(0, self.device, torch.int64)
         self._next = Scalar(0, self.device, torch.int64)
         self._lay_out(
-            {
-                "obs": (tuple(obs_shape), obs_dtype),
-                "action": (tuple(action_shape), action_dtype),
-                "next_obs": (tuple(obs_shape), obs_dtype),
-                "reward": ((), torch.float32),
-                # Numbers rather than booleans, so that they lie in the table with the rest.
-                "continues": ((), torch.float32),  # 0 where the episode terminated
-                "truncated": ((), torch.float32),
-            }
+            self._fields((tuple(obs_shape), obs_dtype), (tuple(action_shape), action_dtype))
         )
         self._allocate()
         on_cpu = self.device.type == "cpu"
@@ -121,7 +117,23 @@ class ReplayBuffer:
         self._staging: Array = np.zeros((self.num_tables, num_envs, self._width), np.float32)
         self._offset = torch.arange(self.num_tables, device=device).unsqueeze(1) * self.capacity
 
-    def _lay_out(self, fields: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+    def _fields(
+        self,
+        obs: tuple[tuple[int, ...], torch.dtype],
+        action: tuple[tuple[int, ...], torch.dtype],
+    ) -> Fields:
+        """Return what a row holds, given shapes and types of observations and actions."""
+        return {
+            "obs": obs,
+            "action": action,
+            "next_obs": obs,
+            "reward": ((), torch.float32),
+            # Numbers rather than booleans, so that they lie in the table with the rest.
+            "continues": ((), torch.float32),  # 0 where the episode terminated
+            "truncated": ((), torch.float32),
+        }
+
+    def _lay_out(self, fields: Fields) -> None:
         """Give fields their places; float32 ones share a table, so that a batch is one gather."""
         self._shapes = {name: shape for name, (shape, _) in fields.items()}
         self._dtypes = {name: dtype for name, (_, dtype) in fields.items()}
@@ -141,7 +153,7 @@ class ReplayBuffer:
         self.rows = {
             name: table[..., self._columns[name]].view(*lead, *shape)
             if name in self._columns
-            else untouched_zeros((*lead, *shape), self._dtypes[name], self.device)
+            else self._own_rows(name, (*lead, *shape))
             for name, shape in self._shapes.items()
         }
         # The same memory flattened over seeds, as it is sampled from.
@@ -150,8 +162,12 @@ class ReplayBuffer:
         self._loose = {
             name: rows.flatten(0, 1)
             for name, rows in self.rows.items()
-            if name not in self._columns
+            if name not in self._columns and name not in self._apart
         }
+
+    def _own_rows(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Allocate the rows of a field that is not in the table."""
+        return untouched_zeros(shape, self._dtypes[name], self.device)
 
     def __len__(self) -> int:
         """Rows that hold data, per seed."""
@@ -180,13 +196,25 @@ class ReplayBuffer:
             reward = scale_rewards(reward, self.reward_scale, self.reward_shift)
         start = self.inserted.value % self.capacity
         stop = start + self.num_envs
-        values = (obs, action, next_obs, reward, ~terminated, truncated)
+        values = self._values(obs, action, reward, next_obs, terminated, truncated)
         if self._arrays is not None:
             for array, value in zip(self._arrays.values(), values, strict=True):
                 array[:, start:stop] = value
         else:
             self._send(slice(start, stop), dict(zip(self.rows, values, strict=True)))
         self.set_inserted(self.inserted.value + self.num_envs)
+
+    def _values(
+        self,
+        obs: Array,
+        action: Array,
+        reward: Array,
+        next_obs: Array,
+        terminated: Array,
+        truncated: Array,
+    ) -> tuple[Array, ...]:
+        """Return what the rows of a step hold, in the order of the fields."""
+        return obs, action, next_obs, reward, ~terminated, truncated
 
     def _send(self, place: slice, values: Mapping[str, Array]) -> None:
         """Store one step on another device, with one transfer for all fields of the table."""
@@ -319,6 +347,10 @@ class ReplayBuffer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore everything but the rows."""
         require_same_keys(self.state_dict(), state, type(self).__name__)
+        self._restore(state)
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Take in a state that has the right keys."""
         self.set_inserted(int(state["inserted"]["value"]))
         self.rng.load_state_dict(state["rng"])
 

@@ -107,6 +107,8 @@ class EnvSpec(BaseModel):
     """Upper bounds, flattened; None when any entry of the box is infinite."""
     max_episode_steps: int | None = None
     """Environment steps after which an episode is truncated; None for no limit."""
+    frame_stack: int = 1
+    """Frames that an image shows along its channels, newest last; 1 where they are not stacked."""
     reward_threshold: float | None = None
     """Return at which the task counts as solved, where its authors say so."""
 
@@ -152,6 +154,7 @@ class EnvSpec(BaseModel):
             obs_shape=obs_space.shape,
             obs_dtype=str(obs_space.dtype),
             max_episode_steps=_max_episode_steps(env),
+            frame_stack=_frame_stack(env),
             reward_threshold=None if registered is None else registered.reward_threshold,
             **_action_fields(env.action_space, env_id),
         )
@@ -208,6 +211,16 @@ def _action_fields(space: spaces.Space[Any], env_id: str) -> dict[str, Any]:
         "Box of floats "
         f"with at least one axis; wrap the environment so that it takes one of these"
     )
+
+
+def _frame_stack(env: AnyEnv) -> int:
+    """The number of frames that the outermost wrapper with a stack puts together."""
+    layer: AnyEnv = env
+    while isinstance(layer, gym.Wrapper):
+        if "frame_stack" in vars(layer):
+            return int(vars(layer)["frame_stack"])
+        layer = layer.env
+    return 1
 
 
 def _max_episode_steps(env: AnyEnv) -> int | None:

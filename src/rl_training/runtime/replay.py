@@ -19,6 +19,7 @@ from rl_training.data.dataset_config import DatasetStorage, open_configured
 from rl_training.data.dataset_sources import CONVERT
 from rl_training.data.dataset_view import DatasetView
 from rl_training.data.expert_config import ExpertSettings, load_expert
+from rl_training.data.frame_replay import FrameReplayBuffer, PrioritizedFrameReplayBuffer
 from rl_training.data.mapped_buffer import MappedBuffer
 from rl_training.data.mixed_replay import MixedPrioritizedReplayBuffer, MixedReplayBuffer
 from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
@@ -48,11 +49,17 @@ def make_replay(
         device: Of the learner.
         prior: Rows in place of the prior data that the settings name.
     """
-    kind: Callable[..., ReplayBuffer] = ReplayBuffer
+    images = _keeps_frames(config, spec)
+    kinds = {
+        (False, False): ReplayBuffer,
+        (False, True): PrioritizedReplayBuffer,
+        (True, False): FrameReplayBuffer,
+        (True, True): PrioritizedFrameReplayBuffer,
+    }
+    kind: Callable[..., ReplayBuffer] = kinds[images, config.prioritized]
     extra: dict[str, Any] = {}
     if config.prioritized:
-        kind = PrioritizedReplayBuffer
-        extra = {
+        extra |= {
             "priority_exponent": config.priority_exponent,
             "importance_exponent": config.importance_exponent,
         }
@@ -61,7 +68,19 @@ def make_replay(
         rows = open_prior(config, spec, device) if prior is None else prior
         extra["prior"] = dataset_buffer(rows, config, seeds, device)
         extra["prior_ratio"] = config.offline_batch_ratio
+    if images:
+        extra |= {
+            "frame_stack": spec.frame_stack,
+            "max_episode_steps": spec.max_episode_steps,
+            "obs_dtype": torch.uint8,
+        }
     return _replay(kind, extra, config, spec, num_envs=num_envs, seeds=seeds, device=device)
+
+
+def _keeps_frames(config: ReplayConfig, spec: EnvSpec) -> bool:
+    """Tell whether frames are kept once: of images, where no prior data stands beside them."""
+    images = spec.obs_dtype == "uint8" and len(spec.obs_shape) == 3
+    return images and not isinstance(config, PriorDataConfig)
 
 
 def _replay(
@@ -75,8 +94,8 @@ def _replay(
     device: torch.device,
 ) -> ReplayBuffer:
     discrete = spec.action_kind == "discrete"
-    columns = 2 * math.prod(spec.obs_shape) + spec.action_dim + 3
-    needed = 4 * columns * config.buffer_capacity * len(seeds)
+    row = _row_bytes(spec, _keeps_frames(config, spec))
+    needed = row * config.buffer_capacity * len(seeds)
     require_free(needed, f"algo_kwargs.buffer_capacity {config.buffer_capacity}", device)
     return kind(
         config.buffer_capacity,
@@ -92,6 +111,14 @@ def _replay(
         reward_shift=config.reward_shift,
         **extra,
     )
+
+
+def _row_bytes(spec: EnvSpec, images: bool) -> int:
+    """Return the memory of one transition; the extra frames of a frame replay are few."""
+    size = math.prod(spec.obs_shape)
+    if images:
+        return size // spec.frame_stack + 4 * 5 + 8
+    return 4 * (2 * size + spec.action_dim + 3)
 
 
 def _free_bytes(device: torch.device) -> int:
