@@ -6,24 +6,26 @@ import pytest
 import torch
 
 from helpers.contract import (
+    PIXEL_TASK,
     TASK,
     assert_member_equals,
     build,
     flat_state,
     make_batch,
     no_host_reads,
+    random_obs,
+    takes_pixels,
 )
 from rl_training.algorithms.imagining import Imagining
 from rl_training.data.batch import TransitionBatch
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.experiment.state_tree import compare_states
-from rl_training.rng import Rng
 
 CASES = [
     (name, TASK[kind])
     for name in algorithm_names()
     for kind in get_algorithm_spec(name).action_kinds
-]
+] + [(name, PIXEL_TASK) for name in algorithm_names() if takes_pixels(name)]
 every_case = pytest.mark.parametrize(("algo", "task"), CASES)
 
 
@@ -125,7 +127,7 @@ def test_seeds_of_a_group_differ(algo: str, task: str) -> None:
 @every_case
 def test_act_is_valid_and_deterministic_when_asked(algo: str, task: str) -> None:
     learner, env = build(algo, seeds=(0, 1), task=task)
-    obs = Rng((0, 1), "test").normal(5, env.obs_dim)
+    obs = random_obs(env, (2, 5), torch.Generator().manual_seed(0))
     with torch.inference_mode():
         for explore in (False, True):
             action = learner.act(obs, explore=explore)
@@ -145,7 +147,7 @@ def test_acting_deterministically_leaves_the_state_alone(algo: str, task: str) -
     learner, env = build(algo, task=task)
     before = flat_state(learner.state_dict())
     with torch.inference_mode():
-        learner.act(torch.zeros(1, 3, env.obs_dim), explore=False)
+        learner.act(torch.zeros(1, 3, *env.obs_shape), explore=False)
     assert compare_states(before, flat_state(learner.state_dict())) == []
 
 

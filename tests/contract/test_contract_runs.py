@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.contract import TASK, flat_state, small_config
+from helpers.contract import TASK, flat_state, small_config, takes_pixels
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import load_config
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
@@ -74,6 +74,19 @@ RESUMES = [
     for name in algorithm_names()
     for label, variant in variants_of(name).items()
 ]
+PIXELS: dict[str, dict[str, Any]] = {
+    "off_policy": {"algo_kwargs": {"n_step": 2, "prioritized": True, "buffer_capacity": 60}},
+    "on_policy": {},
+}
+STACKED = {
+    "task": "helpers.envs:CatchImages",
+    "env_kwargs": {"max_episode_steps": 7, "wrappers": {"pixels": {"frame_stack": 3}}},
+}
+RESUMES += [
+    pytest.param(name, STACKED | PIXELS[get_algorithm_spec(name).loop.value], id=f"{name}-pixels")
+    for name in algorithm_names()
+    if takes_pixels(name)
+]
 
 
 @pytest.mark.parametrize(("algo", "variant"), RESUMES)
@@ -125,7 +138,9 @@ def test_predict_is_in_bounds_has_the_right_type_and_is_deterministic(
 def test_preset_builds_its_learner(preset: str) -> None:
     config = load_config(preset)
     assert preset.split("/")[0] == config.algo
-    if "-v5" in config.env_id:
+    if config.env_id.startswith("ALE/"):
+        pytest.importorskip("ale_py")
+    elif "-v5" in config.env_id:
         pytest.importorskip("mujoco")
     from rl_training.envs.probe import probe_env
 

@@ -25,6 +25,7 @@ from rl_training.runtime.replay import load_buffer
 
 SMALL: dict[str, Any] = {
     "hidden_sizes": [16, 16],
+    "features_dim": 16,
     "batch_size": 8,
     "buffer_capacity": 400,
     "learning_starts": 20,
@@ -46,6 +47,7 @@ AT_MOST: dict[str, int] = {"gradient_updates_per_step": 2, "num_critics": 3}
 """Bounds on defaults that would make tests slow, or too short to see what comes once a round."""
 
 TASK = {"continuous": "Pendulum-v1", "discrete": "CartPole-v1"}
+PIXEL_TASK = "rl_training/Catch-v0"
 
 
 def small_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:
@@ -117,12 +119,25 @@ def _one_seed(algo: str, env: EnvSpec, seed: int, key: int) -> TransitionBatch |
     else:
         action = normal(env.action_dim).tanh()
     ended = torch.rand(lead, generator=generator) < 0.2
-    common = {"obs": normal(env.obs_dim), "action": action, "reward": normal()}
-    common["next_obs"] = normal(env.obs_dim)
+    common = {"obs": random_obs(env, lead, generator), "action": action, "reward": normal()}
+    common["next_obs"] = random_obs(env, lead, generator)
     if spec.loop is Loop.ON_POLICY:
         cut = torch.rand(lead, generator=generator) < 0.2
         return RolloutBatch(**common, terminated=ended, truncated=cut)
     return TransitionBatch(**common, discount=0.99 * (~ended).float())
+
+
+def random_obs(env: EnvSpec, lead: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Draw observations `[*lead, ...]` of the type that the task gives."""
+    shape = (*lead, *env.obs_shape)
+    if env.obs_dtype == "uint8":
+        return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+    return torch.randn(shape, generator=generator)
+
+
+def takes_pixels(algo: str) -> bool:
+    """Tell whether an algorithm takes images."""
+    return 3 in get_algorithm_spec(algo).obs_ndims
 
 
 class _NoHostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here

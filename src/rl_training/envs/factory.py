@@ -9,6 +9,7 @@ environment's constructor. `wrappers` may hold:
 
 - `pixels: {resize_shape: [height, width], frame_stack: 1, channel_first: true}`: image
   observations, rendered where the environment has none of its own;
+- `atari: {}`: the usual preprocessing of Atari games, see `AtariOptions`;
 - `reward_scale: 0.1` and `clip_reward: true` (to [-1, 1]) or `clip_reward: [low, high]`, in this
   order.
 
@@ -34,13 +35,19 @@ import numpy as np
 from gymnasium import spaces
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rl_training.envs.atari import AtariFrames, AtariLives, AtariOptions, emulator_kwargs
+from rl_training.envs.games import register_games
 from rl_training.envs.spec import AnyEnv
 from rl_training.envs.wrappers import OneHotObservation, PixelObservation, RewardTransform
 from rl_training.errors import ConfigError, EnvError, MissingExtraError
 
 logger = logging.getLogger(__name__)
+register_games()
 
 _EXTRA_OF_MODULE = {"gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d"}
+_WRAPPER_KEYS = (
+    "atari, pixels (resize_shape, frame_stack, channel_first), reward_scale and clip_reward"
+)
 _REFUSED_ARGUMENT = re.compile(
     r"(?:unexpected|multiple values for) (?:keyword )?argument '([^']+)'"
 )
@@ -67,7 +74,7 @@ class WrapperOptions(BaseModel):
     pixels: PixelOptions | None = None
     reward_scale: float = 1.0
     clip_reward: bool | tuple[float, float] = False
-    atari: dict[str, Any] | None = None
+    atari: AtariOptions | None = None
 
 
 def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> AnyEnv:
@@ -91,6 +98,8 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> AnyEnv
         env = _make_own(env_id, kwargs)
         if max_episode_steps is not None:
             env = gym.wrappers.TimeLimit(env, max_episode_steps)
+    elif options.atari is not None:
+        env = _make_atari(env_id, kwargs, max_episode_steps, options.atari)
     else:
         env = _make_registered(env_id, kwargs, max_episode_steps)
     return _wrapped(env, options)
@@ -100,7 +109,7 @@ def _wrapper_options(env_id: str, raw: object) -> WrapperOptions:
     if raw is not None and not isinstance(raw, Mapping):
         raise ConfigError(
             f"env_kwargs.wrappers of {env_id} must be a mapping, got {raw!r}; allowed keys "
-            "are pixels (resize_shape, frame_stack, channel_first), reward_scale and clip_reward"
+            f"are {_WRAPPER_KEYS}"
         )
     try:
         options = WrapperOptions.model_validate(dict(raw or {}))
@@ -109,15 +118,28 @@ def _wrapper_options(env_id: str, raw: object) -> WrapperOptions:
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(
             f"env_kwargs.wrappers.{where} of {env_id}: {first['msg']} (value {first['input']!r}); "
-            "allowed keys "
-            f"are pixels (resize_shape, frame_stack, channel_first), reward_scale and clip_reward"
+            f"allowed keys are {_WRAPPER_KEYS}"
         ) from None
-    if options.atari is not None:
+    if options.atari is not None and (options.pixels is not None or not _is_atari(env_id)):
         raise ConfigError(
-            f"env_kwargs.wrappers.atari of {env_id} is not available yet; remove the key, or use "
-            f"wrappers.pixels for resizing and frame stacking"
+            f"env_kwargs.wrappers.atari of {env_id} is for games named ALE/..., and not beside "
+            "wrappers.pixels; remove one of the keys"
         )
     return options
+
+
+def _is_atari(env_id: str) -> bool:
+    return env_id.startswith("ALE/")
+
+
+def evaluation_kwargs(env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The same environment without what is for training only: whole Atari games, unclipped."""
+    kwargs = dict(env_kwargs)
+    wrappers = kwargs.get("wrappers")
+    if isinstance(wrappers, Mapping) and isinstance(wrappers.get("atari"), Mapping):
+        atari = dict(wrappers["atari"]) | {"episodic_life": False, "clip_reward": False}
+        kwargs["wrappers"] = dict(wrappers) | {"atari": atari}
+    return kwargs
 
 
 def _episode_limit(env_id: str, value: object) -> int | None:
@@ -198,7 +220,7 @@ def _make_own(env_id: str, kwargs: dict[str, Any]) -> AnyEnv:
 
 
 def _make_registered(env_id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> AnyEnv:
-    if env_id.startswith("ALE/"):
+    if _is_atari(env_id):
         _register_atari(env_id)
     if ":" not in env_id:
         _check_registered(env_id)
@@ -216,6 +238,18 @@ def _make_registered(env_id: str, kwargs: dict[str, Any], max_episode_steps: int
     with _without_known_warnings(str(entry_point)):
         env: AnyEnv = _construct(env_id, create, entry_point, kwargs)
     return env
+
+
+def _make_atari(
+    env_id: str, kwargs: dict[str, Any], max_episode_steps: int | None, options: AtariOptions
+) -> AnyEnv:
+    """Make a game with its preprocessing; a limit of steps counts those of the agent."""
+    env = _make_registered(env_id, emulator_kwargs(options) | kwargs, None)
+    env = AtariFrames(env, options)
+    if max_episode_steps is not None:
+        env = gym.wrappers.TimeLimit(env, max_episode_steps)
+    env = AtariLives(env, options)
+    return PixelObservation(env, None, options.frame_stack, channel_first=True)
 
 
 def _check_registered(env_id: str) -> None:
@@ -238,7 +272,9 @@ def _register_atari(env_id: str) -> None:
         raise MissingExtraError(
             f'environment {env_id} needs Atari support; run: pip install "rl-training[atari]"'
         )
-    gym.register_envs(importlib.import_module("ale_py"))
+    ale_py = importlib.import_module("ale_py")
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # else a banner for every game
+    gym.register_envs(ale_py)
 
 
 def _construct(

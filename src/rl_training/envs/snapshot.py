@@ -1,6 +1,6 @@
 """Exact resume of environments: the state of one environment as plain data, and back.
 
-`SnapshotWrapper` is the outermost wrapper of every environment. It picks one of four families:
+`SnapshotWrapper` is the outermost wrapper of every environment. It picks one of five families:
 
 - `own`: the environment has `get_state() -> dict` and `set_state(dict)`; the dict holds everything
   but `np_random` (which is kept here) as nested dicts with string keys, lists, numbers, strings,
@@ -8,11 +8,12 @@
 - `attributes`: classic control and toy text, whose whole state is in plain attributes;
 - `mujoco`: Gymnasium's MuJoCo tasks, by the simulator's integration state and the derived fields
   that lag behind it;
+- `atari`: the Arcade Learning Environment, by the emulator's own state;
 - `replay`: all others, by the generator at the start of the episode and the actions since. A hash
   of the last observation says whether the replay arrived; if not, a new episode begins and the
   restore says so.
 
-Levels: `exact` (the first three), `replay` (exact if the environment is deterministic under its own
+Levels: `exact` (the first four), `replay` (exact if the environment is deterministic under its own
 generator, checked on restore), `restart` (a new episode begins on restore).
 """
 
@@ -29,13 +30,14 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as RegisteredSpec
 
+from rl_training.envs.atari_state import atari_state, set_atari_state
 from rl_training.envs.mujoco_state import mujoco_state, set_mujoco_state
 from rl_training.envs.plain import State, decode, encode, is_plain, plain_attributes, set_attributes
 from rl_training.envs.spec import AnyEnv, Array
 from rl_training.errors import CheckpointError, EnvError
 
 ResumeLevel: TypeAlias = Literal["exact", "replay", "restart"]
-Family: TypeAlias = Literal["own", "attributes", "mujoco", "replay"]
+Family: TypeAlias = Literal["own", "attributes", "mujoco", "atari", "replay"]
 
 LEVELS: tuple[ResumeLevel, ...] = ("exact", "replay", "restart")
 MAX_REPLAY_ACTIONS = 20_000
@@ -150,7 +152,7 @@ def choose_family(env: AnyEnv) -> Family:
     # replayed.
     if module.startswith("gymnasium.envs.mujoco") and simulator.startswith("mujoco"):
         return "mujoco"
-    return "replay"
+    return "atari" if module.startswith("ale_py") else "replay"
 
 
 def _own_state(base: Any) -> State:
@@ -321,6 +323,8 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         state["wrappers"] = _wrapper_states(self.env)
         if self.family == "own":
             return state | _own_state(base)
+        if self.family == "atari":
+            return state | atari_state(base)
         state["attributes"] = _base_attributes(base)
         if self.family == "mujoco":
             state |= mujoco_state(base)
@@ -351,6 +355,8 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         if self.family == "own":
             base.set_state(decode(state["own"]))
             base._np_random = decode(state["generator"])
+        elif self.family == "atari":
+            set_atari_state(base, state)
         else:
             set_attributes(base, state["attributes"])
         if self.family == "mujoco":

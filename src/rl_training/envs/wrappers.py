@@ -50,7 +50,7 @@ class RewardTransform(gym.Wrapper[Any, Any, Any, Any]):
         return obs, scaled, terminated, truncated, info
 
 
-def _area_weights(size_in: int, size_out: int) -> Array:
+def area_weights(size_in: int, size_out: int) -> Array:
     """Row i holds how much of each input pixel falls into output pixel i; rows sum to one."""
     edges = np.linspace(0.0, size_in, size_out + 1)
     pixel = np.arange(size_in)
@@ -88,10 +88,12 @@ class PixelObservation(gym.Wrapper[Array, Any, Any, Any]):
         height, width, channels = space.shape
         rows, columns = resize_shape or (height, width)
         self._resize = (rows, columns) != (height, width)
-        self._row_weights = _area_weights(height, rows)
-        self._column_weights = _area_weights(width, columns)
+        self._row_weights = area_weights(height, rows)
+        self._column_weights = area_weights(width, columns)
         self._channels = channels
         self._channel_first = channel_first
+        # A replay may put such stacks together itself; those with channels last it may not.
+        self.frame_stack = frame_stack if channel_first else 1
         self._frames = np.zeros((rows, columns, channels * frame_stack), dtype=np.uint8)
         shape = self._arranged().shape
         self.observation_space = spaces.Box(0, 255, shape, np.uint8)

@@ -2,7 +2,7 @@
 
 It draws from no generator of the training run: its environments are seeded by (seed, step), its
 actions are deterministic.  So evaluating more often, or not at all, leaves training unchanged to
-the bit.
+the bit.  Atari games are played whole and for their own scores.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import AnyLearner
+from rl_training.envs.factory import evaluation_kwargs
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.rng import derive_seed
 
@@ -24,7 +25,8 @@ class Evaluator:
     """Runs whole episodes with the learner's deterministic policy."""
 
     def __init__(self, env_id: str, env_kwargs: dict[str, Any], seeds: Sequence[int]) -> None:
-        self.env_id, self.env_kwargs, self.seeds = env_id, env_kwargs, tuple(seeds)
+        self.env_id, self.seeds = env_id, tuple(seeds)
+        self.env_kwargs = evaluation_kwargs(env_kwargs)
         self._envs: SeedVectorEnv | None = None
 
     def evaluate(self, learner: AnyLearner, num_episodes: int, step: int) -> list[list[float]]:

@@ -1,0 +1,183 @@
+"""Small pixel games that need no extra: Catch and a Breakout on a grid of 10 x 10.
+
+Observations are uint8 images `[channels, 10, 10]`, one channel per kind of thing, 255 where there
+is one.  Both can be continued exactly from a snapshot (`get_state`, `set_state`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from rl_training.envs.spec import Array
+
+SIZE = 10
+STAY, LEFT, RIGHT = 0, 1, 2
+PADDLE_ROW = SIZE - 1
+BRICK_ROWS = slice(1, 4)
+StepResult = tuple[Array, float, bool, bool, dict[str, Any]]
+
+
+class _Game(gym.Env[Array, Any]):
+    """A paddle on the bottom row, moved by one cell, and a repeated action now and then."""
+
+    channels: ClassVar[int]
+    _plain: ClassVar[tuple[str, ...]]
+    """Attributes that hold where the game stands."""
+
+    def __init__(self, sticky_actions: float = 0.0) -> None:
+        self.observation_space = spaces.Box(0, 255, (self.channels, SIZE, SIZE), np.uint8)
+        self.action_space = spaces.Discrete(3)
+        self.sticky_actions = sticky_actions
+        self.paddle = SIZE // 2
+        self.last_action = STAY
+
+    def _move_paddle(self, action: int) -> None:
+        # The generator is asked only where it matters, so that games without it are as they were.
+        if self.sticky_actions > 0 and self.np_random.random() < self.sticky_actions:
+            action = self.last_action
+        self.last_action = action
+        step = {STAY: 0, LEFT: -1, RIGHT: 1}[action]
+        self.paddle = min(max(self.paddle + step, 0), SIZE - 1)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return where the game stands."""
+        return {name: getattr(self, name) for name in (*self._plain, "paddle", "last_action")}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from where a game stood."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+class Catch(_Game):
+    """A ball falls straight down; be under it. Reward 1 for a catch, -1 for a miss, then the end.
+
+    Channels: paddle, ball.  A random player's mean return is about -0.7.
+    """
+
+    channels = 2
+    _plain = ("row", "column")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = self.column = 0
+
+    def _obs(self) -> Array:
+        image = np.zeros((self.channels, SIZE, SIZE), np.uint8)
+        image[0, PADDLE_ROW, self.paddle] = 255
+        image[1, self.row, self.column] = 255
+        return image
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Array, dict[str, Any]]:
+        """Begin with a ball in a random column of the top row."""
+        super().reset(seed=seed, options=options)
+        self.paddle, self.last_action = SIZE // 2, STAY
+        self.row, self.column = 0, int(self.np_random.integers(SIZE))
+        return self._obs(), {}
+
+    def step(self, action: Any) -> StepResult:
+        """Move the paddle, let the ball fall by one row."""
+        self._move_paddle(int(action))
+        self.row += 1
+        landed = self.row == PADDLE_ROW
+        caught = self.column == self.paddle
+        reward = (1.0 if caught else -1.0) if landed else 0.0
+        return self._obs(), reward, landed, False, {}
+
+
+class Breakout(_Game):
+    """MinAtar's Breakout, written after its description (Young & Tian, 2019, arXiv:1903.03176).
+
+    A ball moves along diagonals, one cell per step.  Walls and bricks reflect it; a brick that is
+    hit breaks and gives reward 1, and a ball that has just broken one passes over the next.  On the
+    bottom row a paddle sends the ball back up: the way it came where the paddle had to move under
+    it, else on to the same side.  A ball that is missed ends the game.  Once three rows of bricks
+    are cleared, new ones stand when the ball comes down.
+
+    Channels: paddle, ball, trail (where the ball was before), bricks.  With probability
+    `sticky_actions` the last action is repeated.  A random player's mean return is about 0.5.
+    """
+
+    channels = 4
+    _plain = ("ball", "trail", "velocity", "bricks", "just_struck")
+
+    def __init__(self, sticky_actions: float = 0.1) -> None:
+        super().__init__(sticky_actions)
+        self.ball: list[int] = [3, 0]  # row, column
+        self.trail: list[int] = [3, 0]
+        self.velocity: list[int] = [1, 1]
+        self.bricks = np.zeros((SIZE, SIZE), np.bool_)
+        self.just_struck = False
+
+    def _obs(self) -> Array:
+        image = np.zeros((self.channels, SIZE, SIZE), np.uint8)
+        image[0, PADDLE_ROW, self.paddle] = 255
+        image[1, self.ball[0], self.ball[1]] = 255
+        image[2, self.trail[0], self.trail[1]] = 255
+        image[3, self.bricks] = 255
+        return image
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Array, dict[str, Any]]:
+        """Begin with a ball under the bricks at the left or right wall, falling inwards."""
+        super().reset(seed=seed, options=options)
+        self.paddle, self.last_action, self.just_struck = SIZE // 2 - 1, STAY, False
+        at_right = bool(self.np_random.integers(2))
+        self.ball = [3, SIZE - 1 if at_right else 0]
+        self.trail = list(self.ball)
+        self.velocity = [1, -1 if at_right else 1]
+        self.bricks = np.zeros((SIZE, SIZE), np.bool_)
+        self.bricks[BRICK_ROWS] = True
+        return self._obs(), {}
+
+    def step(self, action: Any) -> StepResult:
+        """Move the paddle, then the ball."""
+        self._move_paddle(int(action))
+        self.trail = list(self.ball)
+        row, column = self.ball[0] + self.velocity[0], self.ball[1] + self.velocity[1]
+        if not 0 <= column < SIZE:
+            column = self.ball[1]
+            self.velocity[1] *= -1
+        reward, lost = 0.0, False
+        struck, self.just_struck = self.just_struck, False
+        if row < 0:
+            row = 0
+            self.velocity[0] *= -1
+        elif self.bricks[row, column]:
+            self.just_struck = True
+            if not struck:
+                reward = 1.0
+                self.bricks[row, column] = False
+                row = self.ball[0]
+                self.velocity[0] *= -1
+        elif row == PADDLE_ROW:
+            row, lost = self._at_the_paddle(column)
+        self.ball = [row, column]
+        return self._obs(), reward, lost, False, {}
+
+    def _at_the_paddle(self, column: int) -> tuple[int, bool]:
+        """Return the row of a ball about to reach the bottom, and whether it is lost."""
+        if not self.bricks.any():
+            self.bricks[BRICK_ROWS] = True
+        if self.trail[1] == self.paddle:
+            self.velocity[0] *= -1
+        elif column == self.paddle:
+            self.velocity = [-self.velocity[0], -self.velocity[1]]
+        else:
+            return PADDLE_ROW, True
+        return self.trail[0], False
+
+
+def register_games() -> None:
+    """Let the games be named as `rl_training/Catch-v0` and `rl_training/Breakout-v0`."""
+    for name in ("Catch", "Breakout"):
+        env_id = f"rl_training/{name}-v0"
+        if env_id not in gym.registry:
+            gym.register(env_id, entry_point=f"{__name__}:{name}")
