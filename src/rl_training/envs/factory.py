@@ -46,7 +46,7 @@ register_games()
 
 _EXTRA_OF_MODULE = {"gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d"}
 _WRAPPER_KEYS = (
-    "atari, pixels (resize_shape, frame_stack, channel_first), reward_scale and clip_reward"
+    "pixels (resize_shape, frame_stack, channel_first), atari, reward_scale and clip_reward"
 )
 _REFUSED_ARGUMENT = re.compile(
     r"(?:unexpected|multiple values for) (?:keyword )?argument '([^']+)'"
