@@ -77,6 +77,14 @@ def test_grouped_and_separate_convolutions_are_the_same(stride: int, padding: in
     torch.testing.assert_close(separate, expected)
 
 
+def test_weights_lie_in_memory_as_gradients_do() -> None:
+    for kind, size in KINDS:
+        encoder = PixelEncoder(
+            (2, size, size), (8,), Rng(SEEDS, "test"), kind=kind, orthogonal_init=True
+        )
+        assert all(parameter.is_contiguous() for parameter in encoder.parameters())
+
+
 def test_nature_is_the_network_of_the_paper() -> None:
     encoder = PixelEncoder((4, 84, 84), (512,), Rng((0,), "test"), kind="nature")
     twin = nn.Sequential(

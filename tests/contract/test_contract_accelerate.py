@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.contract import build, rate_name, small_config, varying_values
+from helpers.contract import (
+    PIXEL_TASK,
+    build,
+    rate_name,
+    small_config,
+    takes_pixels,
+    varying_values,
+)
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
 from rl_training.algorithms.imagining import Imagining
 from rl_training.algorithms.online_config import replay_settings
@@ -85,6 +92,8 @@ def fill(replay: ReplayBuffer, env: EnvSpec | None) -> None:
             rows.copy_(torch.randint(env.action_dim, rows.shape, generator=generator))
         if name in ("continues", "truncated"):
             rows.copy_((rows > 0).float())
+        if name in ("age", "slot"):  # of frames: no stacks, and successors in the next rows
+            rows.fill_(0.0 if name == "age" else -1.0)
     replay.set_inserted(min(100, replay.capacity))
 
 
@@ -141,6 +150,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         *([{"online": {"buffer_capacity": 400}}] if continues_online(name) else []),
         *OWN_WAYS.get(name, []),
         {"varied": grid_of(name)},
+        *([{"task": PIXEL_TASK}] if takes_pixels(name) else []),
     )
 ]
 

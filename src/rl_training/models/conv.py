@@ -45,7 +45,9 @@ class StackedConv2d(nn.Module):
         self.stride, self.padding = stride, padding
         fan_in = inputs * kernel * kernel
         flat = (init or uniform_init)(rng, (), outputs, fan_in)  # [S, C k k, O]
-        self.weight = nn.Parameter(flat.mT.reshape(-1, outputs, inputs, kernel, kernel))
+        # Contiguous, as gradients are: optimizers run over the memory of both side by side.
+        weight = flat.mT.contiguous().view(-1, outputs, inputs, kernel, kernel)
+        self.weight = nn.Parameter(weight)
         bias = torch.zeros(rng.num_seeds, outputs, device=rng.device)
         if init is None:
             bias = (rng.uniform(outputs) * 2 - 1) / math.sqrt(fan_in)
