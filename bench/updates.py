@@ -12,7 +12,7 @@ from bench.noise import noise_columns
 from bench.sizes import OFFLINE, SAC
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.offline_config import OfflineConfig
-from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.algorithms.replay_config import ReplaySettings
 from rl_training.data.dataset_buffer import DatasetBuffer
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -92,7 +92,7 @@ def build_learner(config: TrainConfig, env: EnvSpec, device: torch.device) -> An
 
 def full_replay(config: TrainConfig, env: EnvSpec, device: torch.device) -> ReplayBuffer:
     """Build the replay of a run and fill it with noise."""
-    assert isinstance(config.algo_config, ReplayConfig)
+    assert isinstance(config.algo_config, ReplaySettings)
     replay = make_replay(config.algo_config, env, config.num_envs, config.all_seeds, device)
     insert_noise(replay, replay.capacity)
     return replay

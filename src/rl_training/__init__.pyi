@@ -11,6 +11,7 @@ from rl_training.algorithms.iql import IQL as IQLAlgorithm
 from rl_training.algorithms.iqn import IQN as IQNAlgorithm
 from rl_training.algorithms.mbpo import MBPO as MBPOAlgorithm
 from rl_training.algorithms.mopo import MOPO as MOPOAlgorithm
+from rl_training.algorithms.pets import PETS as PETSAlgorithm
 from rl_training.algorithms.ppo import PPO as PPOAlgorithm
 from rl_training.algorithms.qr_dqn import QRDQN as QRDQNAlgorithm
 from rl_training.algorithms.rlpd import RLPD as RLPDAlgorithm
@@ -25,6 +26,7 @@ from rl_training.api.algorithms import IQL as IQL
 from rl_training.api.algorithms import IQN as IQN
 from rl_training.api.algorithms import MBPO as MBPO
 from rl_training.api.algorithms import MOPO as MOPO
+from rl_training.api.algorithms import PETS as PETS
 from rl_training.api.algorithms import PPO as PPO
 from rl_training.api.algorithms import QRDQN as QRDQN
 from rl_training.api.algorithms import RLPD as RLPD

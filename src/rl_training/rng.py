@@ -84,6 +84,12 @@ class Rng:
         radius_host *= -2
         return torch.from_numpy(np.multiply(np.sqrt(radius_host, out=radius_host), angle))
 
+    def truncated_normal(self, *shape: int) -> Tensor:
+        """Draw standard normal numbers cut at two deviations, `[S, *shape]`."""
+        inside = math.erf(math.sqrt(2))  # the share of a normal distribution within two deviations
+        drawn = torch.erfinv((self.uniform(*shape) * 2 - 1) * inside) * math.sqrt(2)
+        return drawn.clamp(-2, 2)
+
     def uniform(self, *shape: int) -> Tensor:
         """Draw uniform numbers in [0, 1), `[S, *shape]`."""
         if self.as_tensors:

@@ -12,6 +12,7 @@ from torch import Tensor
 from helpers.contract import (
     PIXEL_TASK,
     build,
+    has_settings,
     rate_name,
     small_config,
     takes_pixels,
@@ -145,7 +146,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     for name in algorithm_names()
     for settings in (
         {},
-        *OTHER_WAYS[get_algorithm_spec(name).loop],
+        *(way for way in OTHER_WAYS[get_algorithm_spec(name).loop] if has_settings(name, way)),
         *([NOISY] if "noisy" in get_algorithm_spec(name).config_class.model_fields else []),
         *([{"online": {"buffer_capacity": 400}}] if continues_online(name) else []),
         *OWN_WAYS.get(name, []),

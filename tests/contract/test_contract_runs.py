@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.contract import TASK, flat_state, small_config, takes_pixels
+from helpers.contract import TASK, flat_state, has_settings, small_config, takes_pixels
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import load_config
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
@@ -73,6 +73,7 @@ RESUMES = [
     pytest.param(name, variant, id=f"{name}-{label}")
     for name in algorithm_names()
     for label, variant in variants_of(name).items()
+    if has_settings(name, variant.get("algo_kwargs", {}))
 ]
 PIXELS: dict[str, dict[str, Any]] = {
     "off_policy": {"algo_kwargs": {"n_step": 2, "prioritized": True, "buffer_capacity": 60}},

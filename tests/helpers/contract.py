@@ -38,6 +38,7 @@ SMALL: dict[str, Any] = {
     "discriminator_hidden_sizes": [16, 16],
     "discriminator_batch_size": 16,
     "discriminator_updates": 2,
+    "initial_random_steps": 20,
     "eval_interval": 60,
     **SMALL_MODEL,
 }
@@ -160,6 +161,11 @@ def no_host_reads() -> Iterator[None]:
         yield
 
 
+def has_settings(algo: str, names: Mapping[str, Any]) -> bool:
+    """Whether the algorithm has all of these settings; a variant that needs others is left out."""
+    return names.keys() <= get_algorithm_spec(algo).config_class.model_fields.keys()
+
+
 def varying_values(algo: str, name: str, count: int) -> tuple[float, ...]:
     """Return values of a setting that lie apart and change what a few updates do."""
     settings = get_algorithm_spec(algo).config_class
@@ -177,7 +183,7 @@ def varying_values(algo: str, name: str, count: int) -> tuple[float, ...]:
 def rate_name(algo: str) -> str:
     """Return the setting that holds the step size of the first optimizer."""
     settings = get_algorithm_spec(algo).config_class
-    names = ("learning_rate", "policy_learning_rate")
+    names = ("learning_rate", "policy_learning_rate", "model_learning_rate")
     return next(name for name in names if name in settings.model_fields)
 
 

@@ -37,13 +37,13 @@ def check_trainer(algo: str, folder: Path) -> None:
         train(small_config(other, folder))
 
 
-def check_reference_script(algo: str, folder: Path) -> None:
+def check_reference_script(algo: str, folder: Path, *options: str) -> None:
     """Every reference example of the algorithm runs in seconds with few steps."""
     examples = sorted((ROOT / "examples").glob(f"{algo}_*_reference.py"))
     assert examples
     for example in examples:
         done = subprocess.run(
-            [sys.executable, str(example), "--total-timesteps", "600"],
+            [sys.executable, str(example), "--total-timesteps", "600", *options],
             cwd=folder,
             capture_output=True,
             text=True,

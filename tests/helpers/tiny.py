@@ -33,8 +33,13 @@ SMALL_MODEL: dict[str, Any] = {
     "rollouts_kept": 2,
     "rollout_refresh_interval": 25,
     "model_train_frequency": 50,
+    "planning_horizon": 4,
+    "planning_candidates": 8,
+    "planning_topk": 3,
+    "planning_iterations": 2,
+    "planning_particles": 6,
 }
-"""Small values of the settings of a dynamics ensemble."""
+"""Small values of the settings of a dynamics ensemble, and of planning in one."""
 SMALL: dict[str, Any] = {
     "hidden_sizes": [16],
     "batch_size": 8,
@@ -44,6 +49,7 @@ SMALL: dict[str, Any] = {
     "minibatch_size": 8,
     "update_epochs": 1,
     "dataset_size": 200,
+    "initial_random_steps": 16,
     "eval_interval": 0,
     **SMALL_MODEL,
 }

@@ -19,6 +19,7 @@ from rl_training.algorithms.optim import Adam, Optimizer, seed_view
 from rl_training.algorithms.schedules import learning_rate_factor
 from rl_training.data.batch import RolloutBatch, TransitionBatch
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.rng import Rng
 from rl_training.state import Counter, PerSeed, Stateful
@@ -70,6 +71,24 @@ class StepOutput:
     num_gradient_steps: int = 1
 
 
+class ActingState(Stateful):
+    """What acting remembers of the episodes in progress: tensors `[S, n, ...]`, 0 at their start.
+
+    An `Rng` among the attributes is carried on across episodes.
+    """
+
+    def begin_episodes(self, starts: Tensor) -> None:
+        """Forget the episode before in environments that are at a start, `starts` `[S, n]`."""
+        for value in vars(self).values():
+            if isinstance(value, Tensor):
+                value.masked_fill_(seed_env_view(starts, value.ndim), 0)
+
+
+def seed_env_view(values: Tensor, ndim: int) -> Tensor:
+    """View `[S, n]` as `[S, n, 1, ...]` with `ndim` axes."""
+    return values.view(*values.shape, *[1] * (ndim - 2))
+
+
 BatchT = TypeVar("BatchT", TransitionBatch, RolloutBatch)
 
 
@@ -114,7 +133,8 @@ class Learner(Stateful, Generic[BatchT]):
         if config is not None and keywords:
             raise ConfigError(f"give either config or its fields, not both: {sorted(keywords)}")
         first = getattr(self, self.network_names[0])
-        self.device = next(first.parameters()).device
+        parameter = next(first.parameters(), None)
+        self.device = torch.device("cpu") if parameter is None else parameter.device
         self.seeds, self.num_seeds = tuple(seeds), len(seeds)
         self._vary(varied or {})
         self.rng = Rng(seeds, "learner", self.device)
@@ -148,12 +168,39 @@ class Learner(Stateful, Generic[BatchT]):
         """Choose actions for `obs` `[S, n, ...]` in learner units (continuous ones in [-1, 1])."""
         raise NotImplementedError
 
+    def initial_acting_state(self, num_envs: int) -> ActingState | None:  # noqa: ARG002
+        """Return what acting must remember between steps; None where that is nothing.
+
+        Whoever acts owns it: training, evaluation and prediction each have their own.
+        """
+        return None
+
+    def act_from(
+        self,
+        state: ActingState | None,  # noqa: ARG002 - used by learners that have one
+        obs: Tensor,
+        *,
+        explore: bool = False,
+    ) -> Tensor:
+        """Choose actions like `act`, and move `state` on by this step, in place."""
+        return self.act(obs, explore=explore)
+
+    def acting_flops(self, num_envs: int) -> float:  # noqa: ARG002
+        """Multiplications of one call of `act_from`, where it costs more than an update."""
+        return 0.0
+
     def random_action(self, num_envs: int) -> Tensor:
         """Draw uniformly random actions `[S, n, ...]` in learner units."""
         raise NotImplementedError
 
     def see_data(self, buffer: ReplayBuffer) -> None:
         """Take statistics of a fixed dataset before learning from it; called once per run."""
+
+    def see_task(self, env: EnvSpec, env_kwargs: Mapping[str, Any]) -> None:
+        """Take what is known about the task besides its shapes; called once after building."""
+
+    def begin_round(self, buffer: ReplayBuffer) -> None:
+        """Take statistics of the replay before a round of updates."""
 
     # What is common
 
@@ -209,9 +256,16 @@ class Learner(Stateful, Generic[BatchT]):
         *,
         eps: float = 1e-8,
         max_grad_norm: float | None = None,
+        weight_decay: Mapping[Tensor, float] | None = None,
     ) -> Adam:
         """Create an optimizer whose step size is the setting `rate`."""
-        return Adam(parameters, self.rate(rate), eps=eps, max_grad_norm=max_grad_norm)
+        return Adam(
+            parameters,
+            self.rate(rate),
+            eps=eps,
+            max_grad_norm=max_grad_norm,
+            weight_decay=weight_decay,
+        )
 
     def rate(self, name: str) -> float | PerSeed:
         """Return the setting `name` as a step size for an optimizer, per seed where it varies."""

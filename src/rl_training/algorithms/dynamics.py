@@ -47,6 +47,33 @@ def buffer_rows(buffer: ReplayBuffer) -> Tensor:
     return model_rows(rows["obs"], rows["action"], rows["reward"], rows["next_obs"], ends)
 
 
+@torch.no_grad()
+def fit_statistics(model: MLPMOPOEnsembleModel, rows: Tensor, index: Tensor | None = None) -> None:
+    """Standardise inputs by mean and deviation of a table, or of rows `index` `[S, n]` of it.
+
+    Args:
+        model: The ensemble.
+        rows: `[S or 1, N, W]`; only the columns of observation and action are read.
+        index: Rows of each seed.
+    """
+    size = model.input_mean.shape[-1]
+    for seed in range(model.num_seeds):
+        inputs = rows[min(seed, rows.shape[0] - 1), :, :size]
+        inputs = inputs if index is None else inputs.index_select(0, index[seed])
+        deviation, mean = torch.std_mean(inputs, 0, correction=0)
+        model.input_mean[seed, 0, 0] = mean
+        # A constant input is shifted to zero and not scaled.
+        model.input_scale[seed, 0, 0] = 1 / deviation.where(deviation > 1e-6, 1.0)
+
+
+def dealt_rows(rows: Tensor, members: int) -> Tensor:
+    """Deal rows `[S, B, W]` out to members, `[S, M, B // M, W]`; fewer than M go to all of them."""
+    share = rows.shape[1] // members
+    if share == 0:
+        return rows.unsqueeze(1)
+    return rows[:, : members * share].view(rows.shape[0], members, share, -1)
+
+
 def mopo_model_loss(model: MLPMOPOEnsembleModel, rows: Tensor) -> dict[str, Tensor]:
     """Negative log-likelihood of every member, summed over members, and what it was made of.
 

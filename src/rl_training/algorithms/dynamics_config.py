@@ -23,21 +23,30 @@ Decays = Annotated[
 ]
 
 
-class DynamicsConfig(Settings):
-    """Settings of the dynamics ensemble and of fitting it."""
+class EnsembleConfig(Settings):
+    """Settings of the dynamics ensemble."""
 
     model_hidden_sizes: LayerSizes = (200, 200, 200, 200)
     """Widths of the hidden layers of each member."""
     num_ensembles: PositiveInt = 7
     """Members of the ensemble."""
-    num_elites: PositiveInt | None = None
-    """Members of least hold-out error that roll-outs draw from; null is 5, or all of fewer."""
     model_learning_rate: PositiveFloat = 1e-3
     """Adam step size of the ensemble."""
-    model_batch_size: PositiveInt = 256
-    """Transitions per gradient step and member."""
     model_weight_decay: Decays = WEIGHT_DECAY
     """L2 penalty of each layer's weights; stretched to the number of layers where that differs."""
+    model_learn_logvar_bounds: bool = True
+    """Learn the bounds of the predicted log-variance; false keeps them at -10 and 0.5."""
+    model_learn_terminations: bool = False
+    """Learn when episodes end, for tasks whose termination function is not known."""
+
+
+class DynamicsConfig(EnsembleConfig):
+    """Settings of the dynamics ensemble and of fitting it."""
+
+    num_elites: PositiveInt | None = None
+    """Members of least hold-out error that roll-outs draw from; null is 5, or all of fewer."""
+    model_batch_size: PositiveInt = 256
+    """Transitions per gradient step and member."""
     model_bootstrap: Literal["replacement", "shuffle"] = "replacement"
     """`replacement` gives each member rows drawn with replacement once per fit, `shuffle` all rows
     in an order of its own."""
@@ -51,14 +60,10 @@ class DynamicsConfig(Settings):
     """Least relative gain in hold-out error that makes a member better; 0 takes any gain."""
     model_max_epochs: PositiveInt | None = None
     """Most epochs of one fit; null leaves it to `model_patience`."""
-    model_learn_logvar_bounds: bool = True
-    """Learn the bounds of the predicted log-variance; false keeps them at -10 and 0.5."""
-    model_learn_terminations: bool = False
-    """Learn when episodes end, for tasks whose termination function is not known."""
 
 
-def dynamics_network(env: EnvSpec, config: DynamicsConfig, rng: Rng) -> MLPMOPOEnsembleModel:
-    """Build the ensemble for a task.
+def dynamics_network(env: EnvSpec, config: EnsembleConfig, rng: Rng) -> MLPMOPOEnsembleModel:
+    """Build the ensemble for a task; without a hold-out set to choose by, all are elites.
 
     Raises:
         SpecMismatch: For discrete actions, or observations that are not vectors.
@@ -80,7 +85,9 @@ def dynamics_network(env: EnvSpec, config: DynamicsConfig, rng: Rng) -> MLPMOPOE
         env.action_dim,
         config.model_hidden_sizes,
         config.num_ensembles,
-        num_elites=config.num_elites,
+        num_elites=config.num_elites
+        if isinstance(config, DynamicsConfig)
+        else config.num_ensembles,
         learn_logvar_bounds=config.model_learn_logvar_bounds,
         learn_terminations=config.model_learn_terminations,
         weight_decay=config.model_weight_decay,

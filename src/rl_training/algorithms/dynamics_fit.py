@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Metrics, UpdateResult
-from rl_training.algorithms.dynamics import batch_rows, mopo_model_loss
+from rl_training.algorithms.dynamics import batch_rows, fit_statistics, mopo_model_loss
 from rl_training.algorithms.dynamics_config import DynamicsConfig
 from rl_training.algorithms.optim import Adam, TensorList
 from rl_training.data.batch import TransitionBatch
@@ -119,7 +119,6 @@ class DynamicsTrainer(Stateful):
         self.optimizer.minimize(metrics["mopo_model_loss"], active)
         return {name: value.detach() for name, value in metrics.items()}
 
-    @torch.no_grad()
     def fit_statistics(self, rows: Tensor, index: Tensor | None = None) -> None:
         """Standardise inputs by mean and deviation of `rows` `[S or 1, N, W]`, or some of them.
 
@@ -127,14 +126,7 @@ class DynamicsTrainer(Stateful):
             rows: The table.
             index: Rows of each seed `[S, n]`.
         """
-        size = self.model.input_mean.shape[-1]
-        for seed in range(self.model.num_seeds):
-            inputs = rows[min(seed, rows.shape[0] - 1), :, :size]
-            inputs = inputs if index is None else inputs.index_select(0, index[seed])
-            deviation, mean = torch.std_mean(inputs, 0, correction=0)
-            self.model.input_mean[seed, 0, 0] = mean
-            # A constant input is shifted to zero and not scaled.
-            self.model.input_scale[seed, 0, 0] = 1 / deviation.where(deviation > 1e-6, 1.0)
+        fit_statistics(self.model, rows, index)
 
     # Fitting until the hold-out error stays
 

@@ -7,7 +7,7 @@ from pydantic import model_validator
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.prior_config import PriorDataConfig, require_on_device
-from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.algorithms.replay_config import ReplaySettings
 from rl_training.validation import Fraction, NonNegativeInt, PositiveInt, StrictModel
 
 
@@ -45,9 +45,9 @@ class OfflineToOnlineConfig(OfflineConfig):
         return self
 
 
-def replay_settings(config: AlgoConfig) -> ReplayConfig | None:
+def replay_settings(config: AlgoConfig) -> ReplaySettings | None:
     """Return how experience is kept, mixed and paced; None for a run that keeps none."""
-    if isinstance(config, ReplayConfig):
+    if isinstance(config, ReplaySettings):
         return config
     if not isinstance(config, OfflineToOnlineConfig) or config.online is None:
         return None

@@ -8,8 +8,8 @@ from rl_training.algorithms.config import AlgoConfig
 from rl_training.validation import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
-class ReplayConfig(AlgoConfig):
-    """How experience is kept, drawn and paced; units are environment steps per seed."""
+class ReplaySettings(AlgoConfig):
+    """How experience is kept and paced; units are environment steps per seed."""
 
     buffer_capacity: PositiveInt = 1_000_000
     """Transitions kept; the oldest are overwritten."""
@@ -19,6 +19,35 @@ class ReplayConfig(AlgoConfig):
     """Steps of uniformly random actions before the first update."""
     train_frequency: PositiveInt = 1
     """Environment steps between two rounds of updates."""
+
+    @property
+    def random_steps(self) -> int:
+        """Steps of uniformly random actions."""
+        return self.learning_starts
+
+    @property
+    def updates_per_round(self) -> int:
+        """Updates every `train_frequency` steps."""
+        raise NotImplementedError
+
+    @property
+    def rows_per_update(self) -> int:
+        """Transitions drawn for an update, per seed."""
+        return self.batch_size
+
+    @model_validator(mode="after")
+    def _capacity_holds_a_batch(self) -> ReplaySettings:
+        if self.buffer_capacity < self.batch_size:
+            raise ValueError(
+                f"buffer_capacity must be >= batch_size ({self.batch_size}), "
+                f"got {self.buffer_capacity}"
+            )
+        return self
+
+
+class ReplayConfig(ReplaySettings):
+    """How experience is kept, drawn and paced by a learner of values."""
+
     gradient_updates_per_step: PositiveInt = 1
     """Updates per round; with `train_frequency` 1 this is the update-to-data ratio."""
     n_step: PositiveInt = 1
@@ -34,11 +63,7 @@ class ReplayConfig(AlgoConfig):
     reward_shift: float = 0.0
     """Added to every reward after scaling."""
 
-    @model_validator(mode="after")
-    def _capacity_holds_a_batch(self) -> ReplayConfig:
-        if self.buffer_capacity < self.batch_size:
-            raise ValueError(
-                f"buffer_capacity must be >= batch_size ({self.batch_size}), "
-                f"got {self.buffer_capacity}"
-            )
-        return self
+    @property
+    def updates_per_round(self) -> int:
+        """Updates every `train_frequency` steps."""
+        return self.gradient_updates_per_step

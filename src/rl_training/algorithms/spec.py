@@ -88,6 +88,7 @@ class AlgorithmSpec:
         seeds: Sequence[int],
         device: torch.device | str = "cpu",
         varied: Mapping[str, Sequence[float]] | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
     ) -> AnyLearner:
         """Build the learner of this algorithm for a task and a group.
 
@@ -97,7 +98,10 @@ class AlgorithmSpec:
             seeds: One seed per member.
             device: Where it learns.
             varied: Settings in which members differ, with one value for each.
+            env_kwargs: How the environment is made, for learners that know its rules.
         """
         self.check_env(env)
         networks = self.networks(env, config, Rng(seeds, "networks", device))
-        return self.learner(config=config, seeds=seeds, varied=varied, **networks)
+        learner = self.learner(config=config, seeds=seeds, varied=varied, **networks)
+        learner.see_task(env, env_kwargs or {})
+        return learner

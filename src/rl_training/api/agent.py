@@ -108,7 +108,11 @@ class Agent:
             env_spec = probe_env(self.config.env_id, self.config.env_kwargs)
             config = self.config.for_member(self.config.members[0])
             learner = spec.build(
-                env_spec, config.algo_config, (config.seed,), choose_device(config.device)
+                env_spec,
+                config.algo_config,
+                (config.seed,),
+                choose_device(config.device),
+                env_kwargs=config.env_kwargs,
             )
             self._loaded = LoadedAgent(learner, config, env_spec, step=0)
         return self._loaded

@@ -7,7 +7,7 @@ Shapes: S seeds, M members, E members in use, B batch, I inputs, O = obs_dim + 1
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -41,9 +41,9 @@ class Members:
     max_logvar: Tensor
     """`[S, E, 1, O]`."""
     min_logvar: Tensor
-    center: Tensor
-    """Mean of the inputs `[S, 1, 1, I]`."""
-    scale: Tensor
+    center: Tensor | None
+    """Mean of the inputs `[S, 1, 1, I]`; None where the first layer takes them as they are."""
+    scale: Tensor | None
     """One over their standard deviation `[S, 1, 1, I]`."""
 
     @property
@@ -51,10 +51,49 @@ class Members:
         """Members per seed, E."""
         return self.max_logvar.shape[1]
 
+    def folded(self, *, keep_reward: bool = True) -> Members:
+        """Return the same with the standardisation in the first layer, for many calls.
+
+        Args:
+            keep_reward: Predict the reward; without it `Prediction` ends with the observation.
+        """
+        weight, bias = self.weights[0], self.biases[0]
+        if self.center is not None and self.scale is not None:
+            lead = (-1, self.count, -1, -1)
+            scale = self.scale.expand(lead).flatten(0, 1)
+            shift = (self.center * self.scale).expand(lead).flatten(0, 1)
+            bias = bias - torch.bmm(shift, weight)
+            weight = weight * scale.transpose(1, 2)
+        members = replace(
+            self,
+            weights=(weight, *self.weights[1:]),
+            biases=(bias, *self.biases[1:]),
+            center=None,
+            scale=None,
+        )
+        return members if keep_reward else members._without_reward()
+
+    def _without_reward(self) -> Members:
+        size = self.max_logvar.shape[-1]
+
+        def cut(x: Tensor) -> Tensor:
+            return torch.cat(
+                (x[..., : size - 1], x[..., size : 2 * size - 1], x[..., 2 * size :]), -1
+            )
+
+        return replace(
+            self,
+            weights=(*self.weights[:-1], cut(self.weights[-1])),
+            biases=(*self.biases[:-1], cut(self.biases[-1])),
+            max_logvar=self.max_logvar[..., :-1],
+            min_logvar=self.min_logvar[..., :-1],
+        )
+
     def __call__(self, x: Tensor) -> Prediction:
         """Predict from `[S, E, B, I]`, or from `[S, 1, B, I]` rows that all members see."""
         seeds, _, rows, _ = x.shape
-        x = (x - self.center) * self.scale
+        if self.center is not None and self.scale is not None:
+            x = (x - self.center) * self.scale
         x = x.expand(-1, self.count, -1, -1).flatten(0, 1)
         if x.device.type == "cpu" and rows > 2 * _CHUNK and not torch.is_grad_enabled():
             out = torch.cat([self._layers(part) for part in torch.split(x, _CHUNK, 1)], 1)

@@ -36,9 +36,7 @@ MAX_LOGVAR, MIN_LOGVAR = 0.5, -10.0
 
 def truncated_normal_init(rng: Rng, members: tuple[int, ...], outputs: int, inputs: int) -> Tensor:
     """Draw weights `[S, *members, I, O]` from N(0, 1 / 4I), cut at two deviations."""
-    inside = math.erf(math.sqrt(2))  # the share of a normal distribution within two deviations
-    quantile = (rng.uniform(*members, inputs, outputs) * 2 - 1) * inside
-    return torch.erfinv(quantile) * (math.sqrt(2) / (2 * math.sqrt(inputs)))
+    return rng.truncated_normal(*members, inputs, outputs) / (2 * math.sqrt(inputs))
 
 
 class MLPMOPOEnsembleModel(nn.Module):

@@ -13,15 +13,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import AnyLearner, Metrics, OnPolicyLearner, UpdateResult
-from rl_training.algorithms.offline_config import OfflineConfig
+from rl_training.algorithms.base import (
+    ActingState,
+    AnyLearner,
+    Metrics,
+    OnPolicyLearner,
+    UpdateResult,
+)
+from rl_training.algorithms.online_config import replay_settings
 from rl_training.algorithms.optim import Optimizer
-from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.data.dataset_blank import DatasetShape
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
@@ -47,6 +52,7 @@ from rl_training.runtime.sources import (
     replay_sources,
     replay_step,
     rollout_sources,
+    rows_per_update,
     update_name,
 )
 from rl_training.runtime.tracing import (
@@ -87,13 +93,16 @@ class Accelerator:
         """Whether programs are captured in CUDA graphs."""
         return self.mode == "graph" or (self.mode == "auto" and self.learner.device.type == "cuda")
 
-    def first_update(self, planned: int, gradient_steps: int, batch_size: int) -> float:
+    def first_update(
+        self, planned: int, gradient_steps: int, batch_size: int, acting: float = 0.0
+    ) -> float:
         """Return the number of the update from which programs are used; infinity is never.
 
         Args:
             planned: Updates of the whole run.
             gradient_steps: Gradient steps per update.
             batch_size: Rows per gradient step and seed.
+            acting: Seconds of acting per update, by estimate.
         """
         on_cpu = self.learner.device.type == "cpu"
         if self.config.precision == "bf16" and on_cpu and not has_bf16():
@@ -102,7 +111,7 @@ class Accelerator:
             return math.inf
         if self.mode != "auto":
             return 0
-        seconds = gradient_steps * estimate_seconds(self.learner, batch_size)
+        seconds = acting + gradient_steps * estimate_seconds(self.learner, batch_size)
         if planned * seconds < WORTH_SECONDS:
             return math.inf
         return math.ceil(EAGER_SECONDS / seconds)
@@ -238,6 +247,16 @@ def seconds_on_cpu(optimizers: Sequence[Optimizer], batch_size: int) -> float:
     return 4e-4 + 1.4e-10 * batch_size * parameters
 
 
+def acting_seconds(learner: AnyLearner, num_envs: int) -> float:
+    """Return about how long acting takes between two updates, where that counts."""
+    config = replay_settings(learner.config)
+    flops = learner.acting_flops(num_envs)
+    if flops == 0.0 or config is None:
+        return 0.0
+    steps = config.train_frequency / (config.updates_per_round * num_envs)
+    return steps * flops / (2e12 if learner.device.type == "cuda" else 4e10)
+
+
 class ReplayRunner:
     """Acts and updates for the off-policy loop."""
 
@@ -248,12 +267,14 @@ class ReplayRunner:
         replay: ReplayBuffer,
         recorder: MetricRecorder,
         planned: int,
+        acting: ActingState | None = None,
     ) -> None:
         self.accelerator, self.learner, self.replay = accelerator, learner, replay
-        self.recorder = recorder
-        config = cast(ReplayConfig | OfflineConfig, learner.config)
-        self._sources = replay_sources(learner, replay, recorder.names)
-        self.first_update = accelerator.first_update(planned, 1, config.batch_size)
+        self.recorder, self.acting = recorder, acting
+        self._sources = replay_sources(learner, replay, recorder.names, acting)
+        self.first_update = accelerator.first_update(
+            planned, 1, rows_per_update(learner), acting_seconds(learner, replay.num_envs)
+        )
         """From which update on programs are used; infinity is never."""
         self._switch_at = self.first_update
         if self._switch_at < math.inf:
@@ -266,7 +287,7 @@ class ReplayRunner:
         self._switch_when_due()
         if self._act is not None:
             return self._act(obs)
-        return self.learner.act(obs, explore=True)
+        return self.learner.act_from(self.acting, obs, explore=True)
 
     def update(self, count: int) -> None:
         """Do `count` updates."""

@@ -22,7 +22,8 @@ from rl_training.rng import Rng, derive_seed
 from rl_training.runtime.workflows import LoadedAgent
 
 Array = NDArray[Any]
-Act = Callable[[Array], Array]
+Act = Callable[[Array, bool], Array]
+"""Of an observation, and whether it is the first of its episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +100,21 @@ def _policy(plan: CollectPlan, agent: LoadedAgent | None, spec: EnvSpec) -> Act:
         return rng.uniform(-1.0, 1.0, spec.action_shape).astype(np.float32)
 
     if agent is None:
-        return lambda _: random_action()
+        return lambda _, __: random_action()
     spec.require_same_task(agent.env_spec, "collect from the checkpoint's own environment")
     learner = agent.learner
     learner.rng = Rng((plan.seed,), "collect", learner.device)
 
-    def policy_action(obs: Array) -> Array:
+    state = learner.initial_acting_state(1)
+
+    def policy_action(obs: Array, is_first: bool) -> Array:
+        if state is not None and is_first:
+            state.begin_episodes(torch.ones(1, 1, dtype=torch.bool, device=learner.device))
         if plan.epsilon > 0 and rng.random() < plan.epsilon:
             return random_action()
         with torch.inference_mode():
             given = torch.from_numpy(obs).to(learner.device)[None, None]  # [S, n, ...]
-            action = learner.act(given, explore=not plan.deterministic)
+            action = learner.act_from(state, given, explore=not plan.deterministic)
         chosen: Array = action[0, 0].cpu().numpy()
         return chosen
 
@@ -122,7 +127,7 @@ def _gather(
     rows: list[tuple[Any, ...]] = []
     obs, episodes = envs.reset()[0, 0], 0
     while episodes < (plan.episodes or 1 << 62) and len(rows) < (plan.steps or 1 << 62):
-        action = policy(obs)
+        action = policy(obs, not rows or rows[-1][4] or rows[-1][5])
         step = envs.step(action[None, None])
         terminated, truncated = bool(step.terminated[0, 0]), bool(step.truncated[0, 0])
         stored = envs.spec.scale_action(action)

@@ -70,6 +70,10 @@ class Collector:
         """Steps since each episode began, `[S, n]`."""
         return self._clock - self._began
 
+    def starts(self) -> Tensor:
+        """Tell which environments are at the start of an episode, `[S, n]`."""
+        return torch.from_numpy(self.episode_length == 0).to(self.device)
+
     def _close_episodes(self, ended: NDArray[np.bool_]) -> None:
         for seed, env in zip(*(axis.tolist() for axis in ended.nonzero()), strict=True):
             slot = self.episodes[seed] % WINDOW

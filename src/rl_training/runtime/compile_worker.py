@@ -44,7 +44,14 @@ def build(request: Request) -> tuple[AnyLearner, EnvSpec, TrainConfig, dict[str,
     config = TrainConfig(**request.config)
     env = EnvSpec.model_validate(request.env_spec)
     spec = get_algorithm_spec(config.algo)
-    learner = spec.build(env, config.algo_config, config.all_seeds, request.device, config.varied)
+    learner = spec.build(
+        env,
+        config.algo_config,
+        config.all_seeds,
+        request.device,
+        config.varied,
+        config.env_kwargs,
+    )
     set_precision(learner, request.precision)
     settings = replay_settings(config.algo_config)
     if spec.loop is Loop.ON_POLICY:

@@ -80,14 +80,14 @@ class Request:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-_RELEVANT = ("algo", "algo_kwargs", "num_envs")
+_RELEVANT = ("algo", "algo_kwargs", "num_envs", "env_kwargs")
 
 
 @cache
 def _fingerprint() -> list[str]:
     """What a program depends on beside its settings: our code, PyTorch, the processor."""
     code = hashlib.sha256()
-    for part in ("algorithms", "models", "data", "rng.py", "state.py", "runtime"):
+    for part in ("algorithms", "models", "data", "envs", "rng.py", "state.py", "runtime"):
         path = PACKAGE / part
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             code.update(file.read_bytes())

@@ -47,9 +47,11 @@ class Evaluator:
         obs = envs.reset([derive_seed(seed, "eval", *key) for seed in self.seeds])
         total = np.zeros(obs.shape[:2])
         running = np.ones(obs.shape[:2], dtype=bool)
+        state = learner.initial_acting_state(count)  # an episode that ended is not acted in again
         while running.any():
             with torch.inference_mode():
-                action = learner.act(torch.from_numpy(obs).to(learner.device), explore=False)
+                seen = torch.from_numpy(obs).to(learner.device)
+                action = learner.act_from(state, seen, explore=False)
             step = envs.step(action.cpu().numpy())
             total += np.where(running, step.reward, 0.0)
             running &= ~(step.terminated | step.truncated)

@@ -18,7 +18,7 @@ import torch
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
 from rl_training.algorithms.demonstrated import Demonstrated
 from rl_training.algorithms.online_config import replay_settings
-from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.algorithms.replay_config import ReplaySettings
 from rl_training.algorithms.spec import Loop
 from rl_training.data.batch import RolloutBatch
 from rl_training.envs.seeds import SeedVectorEnv
@@ -42,11 +42,13 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     collector = Collector(envs, learner.device)
     imagination = Imagination.of(session, learner, replay)
     batches = replay if imagination is None else imagination.buffer
-    session.register(learner, collector=collector, replay=replay, **parts_of(imagination))
+    acting = learner.initial_acting_state(envs.num_envs)
+    parts = parts_of(imagination) | ({} if acting is None else {"acting": acting})
+    session.register(learner, collector=collector, replay=replay, **parts)
     session.counts = partial(prior_counts, learner, replay)
     session.begin(collector.start, lambda: see_prior(learner, replay), replay.notes)
     planned = pretrain_updates(learner) + updates_due(config, 0, session.clock.planned.value)
-    runner = ReplayRunner(session.accelerator, learner, batches, session.recorder, planned)
+    runner = ReplayRunner(session.accelerator, learner, batches, session.recorder, planned, acting)
     pretrain(session, learner, runner)
     while session.running():
         if imagination is not None:
@@ -54,7 +56,9 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
         learner.set_progress(session.progress)
         replay.set_progress(session.progress)
         with torch.inference_mode():
-            if session.step < config.learning_starts and not session.has_origin:
+            if acting is not None:
+                acting.begin_episodes(collector.starts())
+            if session.step < config.random_steps and not session.has_origin:
                 action = learner.random_action(envs.num_envs)
             else:
                 action = runner.act(collector.observation())
@@ -64,12 +68,15 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
             seen.obs, seen.action, step.reward, step.final_obs, step.terminated, step.truncated
         )
         session.advance(envs.num_envs)
-        runner.update(updates_due(config, session.step - envs.num_envs, session.step))
+        due = updates_due(config, session.step - envs.num_envs, session.step)
+        if due:
+            learner.begin_round(replay)
+            runner.update(due)
         session.tick()
     return session.finish()
 
 
-def updates_due(config: ReplayConfig, before: int, now: int) -> int:
+def updates_due(config: ReplaySettings, before: int, now: int) -> int:
     """Return how many updates belong to the steps from `before` (exclusive) to `now`.
 
     A round falls on every multiple of `train_frequency`, so nothing is owed from before
@@ -79,7 +86,7 @@ def updates_due(config: ReplayConfig, before: int, now: int) -> int:
         return 0
     before = max(before, config.learning_starts)
     rounds = now // config.train_frequency - before // config.train_frequency
-    return rounds * config.gradient_updates_per_step
+    return rounds * config.updates_per_round
 
 
 def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -> TrainResult:

@@ -23,6 +23,7 @@ LEARNER = {"learner"}
 STRUCTURE = (
     *("hidden_sizes", "num_critics", "use_layer_norm", "dueling", "noisy"),
     *("num_quantiles", "embedding_dim", "head_hidden_sizes"),
+    *("model_hidden_sizes", "num_ensembles", "model_learn_terminations"),
 )
 """Settings that make the shapes of networks, to be named when those do not fit."""
 

@@ -16,23 +16,26 @@ from rl_training.runtime.workflows import evaluate_checkpoint, load_agent
 def reference_main(preset: str) -> None:
     """Train a preset from the command line and show what the result can do.
 
-    Options: `--total-timesteps`, `--seed`, `--output-dir` (a temporary folder by default).
+    Options: `--total-timesteps`, `--seed`, `--output-dir` (a temporary folder by default),
+    `--episodes` to evaluate, and `--set KEY=VALUE` for other settings.
     """
     parser = argparse.ArgumentParser(description=f"Reference run of the preset {preset}.")
     parser.add_argument("--total-timesteps", type=int, default=None)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output-dir", type=Path, default=None)
+    parser.add_argument("--episodes", type=int, default=5)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         changes = {"seed": options.seed, "output_dir": str(options.output_dir or temporary)}
         if options.total_timesteps is not None:
             changes["total_timesteps"] = options.total_timesteps
-        config = load_config(preset, changes=changes)
+        config = load_config(preset, options.set, changes)
         result = train(config)
         print(f"run_dir={result.run_dir}")
         print(f"eval_return_mean={result.metrics['eval_return_mean']:.2f}")
-        again = evaluate_checkpoint(result.checkpoint_path, num_episodes=5)
-        print(f"5 fresh episodes: {again.metrics['eval_return_mean']:.2f}")
+        again = evaluate_checkpoint(result.checkpoint_path, num_episodes=options.episodes)
+        print(f"{options.episodes} fresh episodes: {again.metrics['eval_return_mean']:.2f}")
         env = gymnasium.make(config.env_id)
         obs, _ = env.reset(seed=options.seed)
         print(f"action for {obs}: {load_agent(result.checkpoint_path).predict(obs)}")

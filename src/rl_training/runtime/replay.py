@@ -12,7 +12,7 @@ import torch
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.prior_config import PriorDataConfig
-from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.algorithms.replay_config import ReplayConfig, ReplaySettings
 from rl_training.data.dataset_blocks import COLUMNS, RowSource
 from rl_training.data.dataset_buffer import DatasetBuffer
 from rl_training.data.dataset_config import DatasetStorage, open_configured
@@ -32,7 +32,7 @@ DEVICE_SHARE = 0.8
 
 
 def make_replay(
-    config: ReplayConfig,
+    config: ReplaySettings,
     spec: EnvSpec,
     num_envs: int,
     seeds: tuple[int, ...],
@@ -56,9 +56,16 @@ def make_replay(
         (True, False): FrameReplayBuffer,
         (True, True): PrioritizedFrameReplayBuffer,
     }
-    kind: Callable[..., ReplayBuffer] = kinds[images, config.prioritized]
+    prioritized = isinstance(config, ReplayConfig) and config.prioritized
+    kind: Callable[..., ReplayBuffer] = kinds[images, prioritized]
     extra: dict[str, Any] = {}
-    if config.prioritized:
+    if isinstance(config, ReplayConfig):
+        extra = {
+            "n_step": config.n_step,
+            "reward_scale": config.reward_scale,
+            "reward_shift": config.reward_shift,
+        }
+    if isinstance(config, ReplayConfig) and config.prioritized:
         extra |= {
             "priority_exponent": config.priority_exponent,
             "importance_exponent": config.importance_exponent,
@@ -77,7 +84,7 @@ def make_replay(
     return _replay(kind, extra, config, spec, num_envs=num_envs, seeds=seeds, device=device)
 
 
-def _keeps_frames(config: ReplayConfig, spec: EnvSpec) -> bool:
+def _keeps_frames(config: ReplaySettings, spec: EnvSpec) -> bool:
     """Tell whether frames are kept once: of images, where no prior data stands beside them."""
     images = spec.obs_dtype == "uint8" and len(spec.obs_shape) == 3
     return images and not isinstance(config, PriorDataConfig)
@@ -86,7 +93,7 @@ def _keeps_frames(config: ReplayConfig, spec: EnvSpec) -> bool:
 def _replay(
     kind: Callable[..., ReplayBuffer],
     extra: dict[str, Any],
-    config: ReplayConfig,
+    config: ReplaySettings,
     spec: EnvSpec,
     *,
     num_envs: int,
@@ -105,10 +112,7 @@ def _replay(
         num_envs=num_envs,
         seeds=seeds,
         gamma=config.gamma,
-        n_step=config.n_step,
         device=device,
-        reward_scale=config.reward_scale,
-        reward_shift=config.reward_shift,
         **extra,
     )
 

@@ -15,11 +15,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import AnyLearner, OnPolicyLearner, StepOutput
+from rl_training.algorithms.base import ActingState, AnyLearner, OnPolicyLearner, StepOutput
 from rl_training.algorithms.imagining import Imagining
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.online_config import replay_settings
-from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.algorithms.replay_config import ReplaySettings
 from rl_training.data.batch import RolloutBatch, TransitionBatch
 from rl_training.data.mapped_buffer import MappedBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -39,12 +39,19 @@ LATE = 10**9
 
 def replay_step(learner: AnyLearner, replay: ReplayBuffer) -> StepOutput:
     """Draw a batch, learn from it, and send new priorities back."""
-    settings = cast(ReplayConfig | OfflineConfig, learner.config)
-    batch = replay.sample(settings.batch_size)
+    batch = replay.sample(rows_per_update(learner))
     output = learner.step(batch)
     if batch.index is not None and output.priority is not None:
         replay.update_priorities(batch.index, output.priority)
     return output
+
+
+def rows_per_update(learner: AnyLearner) -> int:
+    """Return how many transitions an update takes, per seed."""
+    settings = learner.config
+    if isinstance(settings, ReplaySettings):
+        return settings.rows_per_update
+    return cast(OfflineConfig, settings).batch_size
 
 
 def packed_step(learner: AnyLearner, replay: ReplayBuffer, metrics: Sequence[str]) -> Tensor:
@@ -64,13 +71,26 @@ def _packed(learner: AnyLearner, output: StepOutput, metrics: Sequence[str]) -> 
 
 
 def replay_sources(
-    learner: AnyLearner, replay: ReplayBuffer, metrics: Sequence[str]
+    learner: AnyLearner,
+    replay: ReplayBuffer,
+    metrics: Sequence[str],
+    acting: ActingState | None = None,
 ) -> dict[str, Source]:
-    """Return acting, and one update per frequent phase, of the off-policy loop."""
+    """Return acting, and one update per frequent phase, of the off-policy loop.
+
+    Args:
+        learner: Who acts and learns.
+        replay: What it learns from.
+        metrics: Names of what an update measures.
+        acting: What the loop acts from; None is a new one, to trace with.
+    """
     sources = []
     if replay_settings(learner.config) is not None:
-        acting = partial(learner.act, explore=True)
-        sources.append(Source("act", acting, {"learner": learner}))
+        acting = acting or learner.initial_acting_state(replay.num_envs)
+        owners: dict[str, object] = {"learner": learner}
+        if acting is not None:
+            owners["acting"] = acting
+        sources.append(Source("act", partial(learner.act_from, acting, explore=True), owners))
     sources += [
         _update_source(update_name(phase), learner, replay, metrics)
         for phase in frequent_phases(learner)
@@ -85,7 +105,7 @@ def _update_source(
     if not isinstance(replay, MappedBuffer):
         owners = {"learner": learner, "replay": replay}
         return Source(name, partial(packed_step, learner, replay, metrics), owners)
-    size = cast(OfflineConfig, learner.config).batch_size
+    size = rows_per_update(learner)
     return Source(
         name,
         partial(packed_learning, learner, metrics),

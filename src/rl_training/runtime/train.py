@@ -104,7 +104,9 @@ def _run(
                 config.vector_mode,
             )
             stack.callback(envs.close)
-        learner = spec.build(task, config.algo_config, config.all_seeds, device, config.varied)
+        learner = spec.build(
+            task, config.algo_config, config.all_seeds, device, config.varied, config.env_kwargs
+        )
         set_precision(learner, config.precision)
         threads = loaded[0].header["threads"] if loaded else choose_threads(config.threads, learner)
         torch.set_num_threads(threads)

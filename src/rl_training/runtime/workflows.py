@@ -105,7 +105,9 @@ def _agent_from(header: dict[str, Any], state: Any, device: str) -> LoadedAgent:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's description cannot be used: {error}") from None
     spec = get_algorithm_spec(config.algo)
-    learner = spec.build(env_spec, config.algo_config, (seed,), choose_device(device))
+    learner = spec.build(
+        env_spec, config.algo_config, (seed,), choose_device(device), env_kwargs=config.env_kwargs
+    )
     learner.load_state_dict(state)
     return LoadedAgent(learner, config, env_spec, step)
 
