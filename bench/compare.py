@@ -26,6 +26,7 @@ PEER_PACKAGES = {
     "d3rlpy": "d3rlpy",
     "axiomrl": "axiomrl",
     "imitation": "imitation",
+    "mbrl": "mbrl",
 }
 """Name of a peer on the command line to the package it is."""
 FALLBACK = "running without compiled updates"

@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from bench.model_based import ensemble as ensemble
+from bench.model_based import ensemble_rollout as ensemble_rollout
+from bench.model_based import pets_action as pets_action
 from bench.pace import Pace
 from bench.sizes import CHECKPOINT_INTERVAL, DQN, FULL_REPLAY, GAIL, PPO
 from bench.timers import Timers

@@ -82,6 +82,16 @@ def _offline_rows(algo: str, what: str, chunk: int, fp32: float) -> tuple[Row, R
     return row, bf16
 
 
+_PETS_ACTION = Row(
+    name="pets-action",
+    what="one action of PETS: 5 members of 3x200, CEM 5 x 350, horizon 15, 20 particles, obs 4",
+    unit="actions/s",
+    bar=Bar("ratio", 2.0),
+    work="pets_action",
+    chunk=2,
+    peers=("mbrl",),
+)
+
 _ALL = (
     Row(
         name="sac",
@@ -106,6 +116,32 @@ _ALL = (
     *_offline_rows("iql", "IQL update on a dataset, sizes of `sac`", 150, 1.5),
     # An even number of updates, since every second one moves the policy.
     *_offline_rows("td3_bc", "TD3+BC update on a dataset, sizes of `sac`", 150, 1.5),
+    Row(
+        name="ensemble",
+        what="update of a dynamics ensemble: obs 17, act 6, 7 members of 4x200, 256 rows each",
+        unit="gradient steps/s",
+        bar=Bar("ratio", 2.0),
+        work="ensemble",
+        chunk=60,
+        peers=("mbrl",),
+    ),
+    Row(
+        name="ensemble-rollout",
+        what="roll-outs in it, 10,000 starts of 5 steps, random actions, a random elite each step",
+        unit="transitions/s",
+        bar=Bar("ratio", 2.0),
+        work="ensemble_rollout",
+        chunk=50_000,
+        ours=("off",),
+        peers=("mbrl",),
+    ),
+    _PETS_ACTION,
+    replace(
+        _PETS_ACTION,
+        name="pets-action-bf16",
+        what="the same with bf16 products on our side; the peer stays in fp32",
+        precision="bf16",
+    ),
     Row(
         name="dqn",
         what="DQN on CartPole-v1, the whole loop: 64x64, batch 64, one update a step",

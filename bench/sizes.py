@@ -63,8 +63,36 @@ class GAILSizes:
     hidden: list[int] = field(default_factory=lambda: [32, 32])
 
 
+@dataclass(frozen=True)
+class EnsembleSizes:
+    """Updates of and roll-outs in a dynamics ensemble, on the task of SAC."""
+
+    members: int = 7
+    elites: int = 5
+    hidden: list[int] = field(default_factory=lambda: [200, 200, 200, 200])
+    batch: int = 256
+    """Rows per member and gradient step."""
+    starts: int = 10_000
+    horizon: int = 5
+
+
+@dataclass(frozen=True)
+class PETSSizes:
+    """One action of PETS on a task of the size of CartPole; the reward is learned."""
+
+    obs: int = 4
+    action: int = 1
+    members: int = 5
+    hidden: list[int] = field(default_factory=lambda: [200, 200, 200])
+    candidates: int = 350
+    elites: int = 35
+    iterations: int = 5
+    horizon: int = 15
+    particles: int = 20
+
+
 PPO, DQN, SAC, OFFLINE = PPOSizes(), DQNSizes(), SACSizes(), OfflineSizes()
-GAIL = GAILSizes()
+GAIL, ENSEMBLE, PETS = GAILSizes(), EnsembleSizes(), PETSSizes()
 FULL_REPLAY = 1_000_000
 """Rows of the replay in the rows `checkpoint` and `memory`."""
 CHECKPOINT_INTERVAL = 10_000

@@ -7,15 +7,18 @@ number back from the device.  Shapes: S seeds, B batch, n environments per seed,
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from rl_training.algorithms.acting import ActingState as ActingState
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.optim import Adam, Optimizer, seed_view
+from rl_training.algorithms.results import Metrics as Metrics
+from rl_training.algorithms.results import StepOutput as StepOutput
+from rl_training.algorithms.results import UpdateResult as UpdateResult
 from rl_training.algorithms.schedules import learning_rate_factor
 from rl_training.data.batch import RolloutBatch, TransitionBatch
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -24,70 +27,6 @@ from rl_training.errors import ConfigError
 from rl_training.rng import Rng
 from rl_training.state import Counter, PerSeed, Stateful
 from rl_training.validation import parse
-
-
-class Metrics(Mapping[str, float]):
-    """Named results of an update: tensors `[S]` or `[S, B]` inside, their mean when read.
-
-    Reading synchronises with the device, and only reading does; loops use `tensors`.  Means over a
-    batch are left to whoever reads, who does many at once.
-    """
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.tensors = {
-            name: tensor.detach() if tensor.requires_grad else tensor
-            for name, tensor in tensors.items()
-        }
-
-    def __getitem__(self, name: str) -> float:
-        return float(self.tensors[name].float().mean())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
-    def __len__(self) -> int:
-        return len(self.tensors)
-
-    def __repr__(self) -> str:
-        return f"Metrics({dict(self)})"
-
-
-@dataclass(slots=True, kw_only=True)
-class UpdateResult:
-    """What one call of `update` did."""
-
-    metrics: Metrics
-    num_gradient_steps: int = 1
-    priority: Tensor | None = None
-    """New priorities of the sampled rows `[S, B]`; the loop hands them to the replay buffer."""
-
-
-@dataclass(slots=True)
-class StepOutput:
-    """What an algorithm's `step` returns; metrics are tensors `[S]` or `[S, B]`."""
-
-    metrics: dict[str, Tensor]
-    priority: Tensor | None = None
-    num_gradient_steps: int = 1
-
-
-class ActingState(Stateful):
-    """What acting remembers of the episodes in progress: tensors `[S, n, ...]`, 0 at their start.
-
-    An `Rng` among the attributes is carried on across episodes.
-    """
-
-    def begin_episodes(self, starts: Tensor) -> None:
-        """Forget the episode before in environments that are at a start, `starts` `[S, n]`."""
-        for value in vars(self).values():
-            if isinstance(value, Tensor):
-                value.masked_fill_(seed_env_view(starts, value.ndim), 0)
-
-
-def seed_env_view(values: Tensor, ndim: int) -> Tensor:
-    """View `[S, n]` as `[S, n, 1, ...]` with `ndim` axes."""
-    return values.view(*values.shape, *[1] * (ndim - 2))
-
 
 BatchT = TypeVar("BatchT", TransitionBatch, RolloutBatch)
 

@@ -1,0 +1,25 @@
+"""What a learner remembers between the steps of an episode while it acts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rl_training.state import Stateful
+
+
+class ActingState(Stateful):
+    """What acting remembers of the episodes in progress: tensors `[S, n, ...]`, 0 at their start.
+
+    An `Rng` among the attributes is carried on across episodes.
+    """
+
+    def begin_episodes(self, starts: Tensor) -> None:
+        """Forget the episode before in environments that are at a start, `starts` `[S, n]`."""
+        for value in vars(self).values():
+            if isinstance(value, Tensor):
+                value.masked_fill_(seed_env_view(starts, value.ndim), 0)
+
+
+def seed_env_view(values: Tensor, ndim: int) -> Tensor:
+    """View `[S, n]` as `[S, n, 1, ...]` with `ndim` axes."""
+    return values.view(*values.shape, *[1] * (ndim - 2))
