@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.contract import build, small_config
+from helpers.contract import build, flat_state, small_config
 from rl_training.algorithms.pets import PETS, pets_loss
 from rl_training.algorithms.pets_config import PETSConfig
 from rl_training.algorithms.planning import WORST_RETURN, TrajectorySampler, predictor
@@ -262,6 +263,26 @@ def test_the_planners_state_is_saved_and_evaluation_leaves_it_alone(tmp_path: An
     assert saved[0]["acting"]["plan"].any()
     assert torch.equal(saved[0]["acting"]["plan"], saved[1]["acting"]["plan"])
     assert saved[0]["acting"]["rng"]["counter"] == saved[1]["acting"]["rng"]["counter"]
+
+
+def test_a_run_from_a_checkpoint_plans_at_once_with_the_model_and_a_plan_of_its_own(
+    tmp_path: Path,
+) -> None:
+    first = train(small_config("pets", tmp_path, total_timesteps=64))
+    assert load_checkpoint(first.checkpoint_path).states["acting"]["plan"].any()
+    config = small_config(
+        "pets", tmp_path, checkpoint_interval=5, keep_checkpoints=9, total_timesteps=15
+    )
+    second = train(config, from_checkpoint=first.run_dir)
+    begun, moved = (
+        load_checkpoint(second.run_dir / "checkpoints" / name).states
+        for name in ("step_0", "step_5")
+    )
+    theirs = flat_state(load_checkpoint(first.checkpoint_path).states["learner"]["dynamics_model"])
+    for name, value in flat_state(begun["learner"]["dynamics_model"]).items():
+        assert torch.equal(value, theirs[name]), name
+    assert not begun["acting"]["plan"].any()
+    assert moved["acting"]["plan"].any(), "the first steps are planned, not random"
 
 
 def test_a_loaded_agent_predicts_without_a_trace(tmp_path: Any) -> None:
