@@ -56,20 +56,8 @@ def make_replay(
         (True, False): FrameReplayBuffer,
         (True, True): PrioritizedFrameReplayBuffer,
     }
-    prioritized = isinstance(config, ReplayConfig) and config.prioritized
-    kind: Callable[..., ReplayBuffer] = kinds[images, prioritized]
-    extra: dict[str, Any] = {}
-    if isinstance(config, ReplayConfig):
-        extra = {
-            "n_step": config.n_step,
-            "reward_scale": config.reward_scale,
-            "reward_shift": config.reward_shift,
-        }
-    if isinstance(config, ReplayConfig) and config.prioritized:
-        extra |= {
-            "priority_exponent": config.priority_exponent,
-            "importance_exponent": config.importance_exponent,
-        }
+    extra = _drawing(config)
+    kind: Callable[..., ReplayBuffer] = kinds[images, "priority_exponent" in extra]
     if isinstance(config, PriorDataConfig):
         kind = MixedPrioritizedReplayBuffer if config.prioritized else MixedReplayBuffer
         rows = open_prior(config, spec, device) if prior is None else prior
@@ -82,6 +70,16 @@ def make_replay(
             "obs_dtype": torch.uint8,
         }
     return _replay(kind, extra, config, spec, num_envs=num_envs, seeds=seeds, device=device)
+
+
+def _drawing(config: ReplaySettings) -> dict[str, Any]:
+    """Return how a learner of values draws; others take single steps as they are, uniformly."""
+    if not isinstance(config, ReplayConfig):
+        return {}
+    names = ["n_step", "reward_scale", "reward_shift"]
+    if config.prioritized:
+        names += ["priority_exponent", "importance_exponent"]
+    return {name: getattr(config, name) for name in names}
 
 
 def _keeps_frames(config: ReplaySettings, spec: EnvSpec) -> bool:
