@@ -298,5 +298,6 @@ def test_another_task_than_the_checkpoints_is_refused(run: Path, tmp_path: Path)
         *("collect", tmp_path / "a.npz", "--checkpoint", run),
         *("--env", "CartPole-v1", "--steps", 5),
     )
-    assert "trained on Pendulum-v1 with obs_shape (3,), but CartPole-v1 has (4,)" in done.sentence()
+    expected = "trained on Pendulum-v1 with action_kind continuous, but CartPole-v1 has discrete"
+    assert expected in done.sentence()
     assert not (tmp_path / "a.npz").exists()

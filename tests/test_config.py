@@ -275,6 +275,14 @@ ROOM_FOR: dict[str, dict[str, Any]] = {
     "batch_size": {"buffer_capacity": 10**9},
     "dataset_path": {"dataset_kind": "npz"},
     "dataset_id": {"dataset_kind": "minari"},
+    "expert_dataset_path": {"expert_dataset_kind": "npz"},
+    "expert_dataset_id": {"expert_dataset_kind": "minari"},
+    "num_critics": {"num_target_critics": 1},
+    "num_target_critics": {"num_critics": 10**9},
+    "num_ensembles": {"planning_particles": 7 * 10**9},
+    "planning_particles": {"num_ensembles": 1},
+    "planning_candidates": {"planning_topk": 1},
+    "planning_topk": {"planning_candidates": 10**9},
 }
 """What must be set beside a field so that a rule over two fields does not speak."""
 

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from helpers.tiny import STEPS, tiny_config, write_tiny
+from rl_training.algorithms.pets import PETS
 from rl_training.api.agent import Agent
 from rl_training.api.algorithms import managed_class
 from rl_training.errors import CheckpointError, ConfigError, DataError
-from rl_training.experiment.registry import algorithm_names
+from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.runtime.results import TrainResult
 
 
@@ -43,6 +44,10 @@ def observations(agent: Agent, count: int) -> Any:
     size = gymnasium.make(agent.config.env_id).observation_space.shape
     assert size is not None
     return np.random.default_rng(0).normal(size=(count, *size)).astype(np.float32)
+
+
+def plans(agent: Agent) -> bool:
+    return issubclass(get_algorithm_spec(agent.config.algo).learner, PETS)
 
 
 def test_learning_returns_where_the_run_is(trained: Trained) -> None:
@@ -72,7 +77,8 @@ def test_predictions_are_actions_of_the_task(trained: Trained) -> None:
         assert all(space.contains(np.asarray(action, space.dtype)) for action in actions)
     one = trained.agent.predict(batch[0])
     assert np.shape(one) == space.shape
-    np.testing.assert_allclose(one, trained.agent.predict(batch)[0], rtol=1e-5)
+    if not plans(trained.agent):  # a plan's draws depend on how many are made at once
+        np.testing.assert_allclose(one, trained.agent.predict(batch)[0], rtol=1e-5)
     np.testing.assert_array_equal(one, trained.agent.predict(batch[0].tolist()))
 
 

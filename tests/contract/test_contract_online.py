@@ -86,7 +86,7 @@ def test_the_first_evaluation_is_that_of_the_checkpoint(
 ) -> None:
     result = train(online_config(algo, tmp_path, offline))
     log = (result.run_dir / "metrics.jsonl").read_text().splitlines()
-    first = json.loads(log[0])
+    first = next(row for row in map(json.loads, log) if row["kind"] != "note")
     assert first["step"] == 0
     config = small_config(algo, tmp_path)
     evaluator = Evaluator(config.env_id, config.env_kwargs, (0,))
