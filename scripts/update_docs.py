@@ -55,7 +55,7 @@ def _new_page(name: str) -> str:
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
-    escaped = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+    escaped = [[" ".join(cell.split()).replace("|", r"\|") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
 
 
