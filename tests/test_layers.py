@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rl_training.models.layers import (
     ACTIVATIONS,
+    BLOCK_ROWS,
     StackedLayerNorm,
     StackedLinear,
     StackedMLP,
@@ -186,3 +187,16 @@ def test_tanh_and_its_gradient_equal_the_library(rows: int) -> None:
     torch.testing.assert_close(gradient, expected)
     with torch.no_grad():
         torch.testing.assert_close(tanh(x * 1), theirs)
+
+
+@pytest.mark.parametrize("members", [(), (2,)])
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_large_batch_in_blocks_equals_the_whole(members: tuple[int, ...], seeds: int) -> None:
+    rng = Rng(range(seeds), "test")
+    net = StackedMLP((3, 8, 5, 2), rng, members=members)
+    x = rng.normal(2 * BLOCK_ROWS + 7, 3).requires_grad_()
+    parameters = [x, *net.parameters()]
+    in_blocks, whole = net(x), net._whole(x)
+    torch.testing.assert_close(in_blocks, whole)
+    blocks = torch.autograd.grad(in_blocks.square().mean(), parameters)
+    torch.testing.assert_close(blocks, torch.autograd.grad(whole.square().mean(), parameters))

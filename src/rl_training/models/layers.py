@@ -201,6 +201,10 @@ class StackedLayerNorm(nn.Module):
         return torch.addcmul(self.shift, normalised, self.scale)
 
 
+BLOCK_ROWS = 1024
+"""Rows that a network takes through all of its layers at a time on a CPU, to stay in its cache."""
+
+
 class StackedMLP(nn.Module):
     """A multilayer perceptron with leading seed (and member) axes."""
 
@@ -256,6 +260,11 @@ class StackedMLP(nn.Module):
         """Map `[S, B, I]` (shared by all members) to `[S, *members, B, O]`."""
         if self.fused is not None and self._fusible:
             return self._in_one_kernel(x, self.fused)
+        if x.device.type == "cpu" and x.shape[-2] >= 2 * BLOCK_ROWS:
+            return torch.cat([self._whole(part) for part in torch.split(x, BLOCK_ROWS, -2)], -2)
+        return self._whole(x)
+
+    def _whole(self, x: Tensor) -> Tensor:
         if len(self.members) == 1 and x.shape[0] == 1 and x.device.type == "cpu":
             return self._one_by_one(x)
         if self.members:
