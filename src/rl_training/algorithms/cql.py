@@ -26,7 +26,7 @@ from rl_training.algorithms.actor_critic import Loss
 from rl_training.algorithms.base import StepOutput
 from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.online_config import OfflineToOnlineConfig
-from rl_training.algorithms.sac import SAC, SACSettings, sac_networks
+from rl_training.algorithms.sac import SAC, SACSettings, sac_loss, sac_networks
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.standardized import Standardized
 from rl_training.data.batch import TransitionBatch
@@ -185,13 +185,7 @@ class CQL(Standardized, SAC):
 
 def cql_loss(learner: CQL, batch: TransitionBatch) -> dict[str, Tensor]:
     """Compute CQL's losses and metrics at the current parameters without changing them."""
-    batch = learner.normalized(batch)
-    with torch.no_grad():
-        target, metrics = learner.td_target(batch)
-    critic_loss, critic_metrics, _ = learner.critic_loss(batch, target)
-    actor_loss, actor_metrics = learner.actor_loss(batch)
-    losses = {"critic_loss": critic_loss, "actor_loss": actor_loss}
-    return losses | metrics | critic_metrics | actor_metrics
+    return sac_loss(learner, learner.normalized(batch))
 
 
 SPEC = AlgorithmSpec(
