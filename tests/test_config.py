@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from helpers.config_values import POOL, ROOM_FOR
 from helpers.schemas import accepts, allowed_kinds, resolve
 from rl_training import TrainConfig
 from rl_training.algorithms.config import EarlyStopping, LRSchedule
@@ -262,29 +263,6 @@ CANDIDATES: dict[str, object] = {
     "boolean": True,
     "object": {"no_such_key": 1},
 }
-POOL: tuple[object, ...] = (
-    *(None, True, False, -1, 0, 1, 2, 7, 10**9, -0.5, 0.5, 1.5, 1e300),
-    *("", "auto", "text", "sac", "cpu", "cuda:1", "cuda:x", "a/b", "..", ".hidden", "linear"),
-    *([], [1], [0], [-1], [1, 1], [0.5], [1.5], ["a"], [None], [True], [[1]]),
-    *({}, {"no_such_key": 1}, {"type": "linear"}, {"type": "liner"}, {"patience": 0}),
-)
-ROOM_FOR: dict[str, dict[str, Any]] = {
-    "buffer_capacity": {"batch_size": 1, "model_holdout_ratio": 0.9},
-    "learning_starts": {"model_holdout_ratio": 0.9},
-    "synthetic_buffer_capacity": {"rollout_batch_size": 1, "rollout_horizon": 1},
-    "batch_size": {"buffer_capacity": 10**9},
-    "dataset_path": {"dataset_kind": "npz"},
-    "dataset_id": {"dataset_kind": "minari"},
-    "expert_dataset_path": {"expert_dataset_kind": "npz"},
-    "expert_dataset_id": {"expert_dataset_kind": "minari"},
-    "num_critics": {"num_target_critics": 1},
-    "num_target_critics": {"num_critics": 10**9},
-    "num_ensembles": {"planning_particles": 7 * 10**9},
-    "planning_particles": {"num_ensembles": 1},
-    "planning_candidates": {"planning_topk": 1},
-    "planning_topk": {"planning_candidates": 10**9},
-}
-"""What must be set beside a field so that a rule over two fields does not speak."""
 
 
 def nest(algo: str, path: tuple[str, ...], value: object) -> dict[str, Any]:
