@@ -25,13 +25,10 @@ from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.runtime.accelerate import ReplayRunner, RolloutRunner
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.imagining import Imagination, parts_of
-from rl_training.runtime.prior import pretrain, pretrain_updates, prior_counts, see_prior
+from rl_training.runtime.prior import BLOCK, pretrain, pretrain_updates, prior_counts, see_prior
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
-
-BLOCK = 32
-"""Gradient steps of one pass of the offline loop."""
 
 
 def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -> TrainResult:

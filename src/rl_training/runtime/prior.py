@@ -10,7 +10,7 @@ from rl_training.runtime.accelerate import ReplayRunner
 from rl_training.runtime.session import Session
 
 BLOCK = 32
-"""Updates between two looks at signals and clocks."""
+"""Updates of one pass of a loop that takes no environment steps."""
 
 
 def see_prior(learner: AnyLearner, replay: ReplayBuffer) -> None:
