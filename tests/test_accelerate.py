@@ -21,6 +21,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import accelerate
 from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback, TrainerState
+from rl_training.runtime.capturing import same_layout
 from rl_training.runtime.comparing import compare
 from rl_training.runtime.compiling import CompileError, CompileJob, Program, Request, cache_folder
 from rl_training.runtime.tracing import Source, Trace, flatten, owned_tensors, trace, unflatten
@@ -243,3 +244,11 @@ def test_a_worker_that_dies_makes_the_run_compile_by_itself(
     assert saved["accelerator"]["decision"]["value"] == accelerate.COMPILED
     eager = train(config.replace(accelerate="off"))
     assert compiled.metrics == eager.metrics
+
+
+def test_a_copy_for_a_captured_program_keeps_the_strides_of_a_slice() -> None:
+    part = torch.arange(24.0).view(2, 4, 3)[:, 1:3]
+    copy = same_layout(part)
+    assert copy.stride() == part.stride() != part.clone().stride()
+    assert torch.equal(copy, part)
+    assert copy.data_ptr() != part.data_ptr()

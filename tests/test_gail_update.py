@@ -129,6 +129,54 @@ def test_rewards_divided_by_their_deviation_keep_their_sign() -> None:
     torch.testing.assert_close(after, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_conditional_rewards_average_to_zero_in_every_state() -> None:
+    learner, env = gail(reward_form="conditional")
+    pairs = Pairs.of_rollout(rollout(env))
+    assert learner.model.discrete
+    total = torch.zeros_like(pairs.ended)
+    for action in range(learner.model.action_dim):
+        same = pairs._replace(action=torch.full_like(pairs.action, action))
+        chance = learner.model.log_prob_entropy(learner.normalize(pairs.obs), same.action)[0].exp()
+        total += chance.detach() * learner.reward(same)
+    assert learner.reward(pairs).abs().max() > 1e-3
+    torch.testing.assert_close(total, torch.zeros_like(total), atol=1e-6, rtol=0)
+
+
+def test_conditional_rewards_do_not_pay_for_states() -> None:
+    # A discriminator that looks at the observation alone: who is alive, and where, is worth nothing.
+    learner, env = gail(reward_form="conditional", discriminator_hidden_sizes=[8])
+    with torch.no_grad():
+        learner.discriminator.layers[0].weight[:, env.obs_dim :] = 0
+    pairs = Pairs.of_rollout(rollout(env))
+    assert learner.logits(pairs).std() > 1e-3
+    torch.testing.assert_close(
+        learner.reward(pairs), torch.zeros_like(pairs.ended), atol=1e-6, rtol=0
+    )
+
+
+def test_conditional_rewards_of_a_linear_logit_are_the_distance_from_the_mean_action() -> None:
+    # l(s, a) = 2 a, pi = N(0, 1): r(s, a) = 2 a - 2 mean(drawn), whose error is 2 / sqrt(8).
+    model = MLPActorCriticModel(1, 1, (4,), discrete=False)
+    discriminator = MLPGAILDiscriminator(1, 1, (), discrete=False)
+    learner = GAIL(model=model, discriminator=discriminator, reward_form="conditional")
+    with torch.no_grad():
+        discriminator.layers[0].weight.copy_(torch.tensor([[[0.0], [2.0]]]))
+        discriminator.layers[0].bias.fill_(5.0)
+        for parameter in model.actor.parameters():
+            parameter.zero_()
+    rows = 4000
+    action = torch.linspace(-1, 1, rows).view(1, rows, 1)
+    pairs = Pairs(torch.zeros(1, rows, 1), action, torch.zeros(1, rows))
+    error = learner.reward(pairs) - 2 * action.squeeze(-1)
+    assert abs(error.mean()) < 0.05
+    assert abs(error.std() - 2 / math.sqrt(8)) < 0.05
+
+
+def test_conditional_rewards_and_absorbing_states_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="reward_form conditional pays for actions alone"):
+        gail(reward_form="conditional", absorbing_states=True)
+
+
 # Gradient penalty and spectral norm
 
 

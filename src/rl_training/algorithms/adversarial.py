@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-RewardForm = Literal["softplus", "log_d", "airl"]
+RewardForm = Literal["softplus", "log_d", "airl", "conditional"]
 
 
 def imitation_reward(logit: Tensor, form: RewardForm) -> Tensor:
@@ -21,6 +21,7 @@ def imitation_reward(logit: Tensor, form: RewardForm) -> Tensor:
     `softplus`: -log(1 - D) = softplus(l), never negative, so that living pays.
     `log_d`: log D = -softplus(-l), never positive, so that dying early pays.
     `airl`: log D - log(1 - D) = l, of either sign (Eq. 5 ff. of arXiv:1710.11248).
+    `conditional`: l too; who asks for it takes off the mean of l over the policy's actions.
     """
     if form == "softplus":
         return functional.softplus(logit)

@@ -8,8 +8,8 @@ log rho_expert(s, a) - log rho_policy(s, a) (the paper's D is 1 - D here).
 
 Overrides: setup, step.
 Deviations: PPO in place of TRPO; causal entropy is PPO's `ent_coef`; several discriminator steps
-    per rollout, on demand over the last rollouts; regularisers and two more reward forms, as later
-    work has them (arXiv:1704.00028, 1802.05957, 1710.11248, 1809.02925).
+    per rollout, on demand over the last rollouts; regularisers and more reward forms, two of them
+    as later work has them (arXiv:1704.00028, 1802.05957, 1710.11248, 1809.02925).
 """
 
 from __future__ import annotations
@@ -19,48 +19,35 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.adversarial import (
-    discriminator_loss,
-    imitation_reward,
-    interpolate,
-    penalty_of_norm,
-)
 from rl_training.algorithms.base import StepOutput
 from rl_training.algorithms.bc import action_error
 from rl_training.algorithms.demonstrated import Demonstrated
+from rl_training.algorithms.discriminating import Discriminating
 from rl_training.algorithms.gail_config import GAILConfig
-from rl_training.algorithms.losses import add_weighted
 from rl_training.algorithms.optim import Adam
 from rl_training.algorithms.ppo import PPO, ppo_networks
 from rl_training.algorithms.ppo import SPEC as PPO_SPEC
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch
 from rl_training.data.generator_replay import GeneratorReplay, Pairs
-from rl_training.data.normalizer import RunningNorm
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.mlp_gail_discriminator import MLPGAILDiscriminator
 from rl_training.rng import Rng
 
 
-class GAIL(PPO, Demonstrated):
+class GAIL(Discriminating, Demonstrated):
     """PPO on the reward of a discriminator."""
 
     config_class = GAILConfig
     config: GAILConfig
     network_names = ("model", "discriminator")
     compiled = (*PPO.compiled, "discriminator_step")
-    discriminator: MLPGAILDiscriminator
 
     def setup(self) -> None:
-        """Add the discriminator's optimizer, statistics and replay."""
+        """Add a replay of what the policy did."""
         super().setup()
         config, seeds, device = self.config, self.num_seeds, self.device
-        self.discriminator_optimizer = self.adam(
-            self.discriminator.parameters(), "discriminator_learning_rate"
-        )
-        self.discriminator_norm = RunningNorm(seeds, (self.model.obs_dim,), device)
-        self.reward_norm = RunningNorm(seeds, (), device)
         shape = () if self.model.discrete else (self.model.action_dim,)
         kind = torch.int64 if self.model.discrete else torch.float32
         empty = Pairs(
@@ -120,81 +107,6 @@ class GAIL(PPO, Demonstrated):
             shown, made = expert.slice(start, stop), policy.slice(start, stop)
             steps.append(self.discriminator_step(shown, made, mix))
         return {name: torch.stack([step[name] for step in steps]).mean(0) for name in steps[0]}
-
-    def discriminator_step(self, expert: Pairs, policy: Pairs, mix: Tensor) -> dict[str, Tensor]:
-        """Take one step on equally many pairs of both sides; `mix` is uniform, `[S, B, 1]`."""
-        self.discriminator.refresh()
-        # What a compiled program is called with is plain tuples.
-        expert, policy = Pairs(*expert), Pairs(*policy)
-        loss, expert_logit, policy_logit = self.discriminator_loss(expert, policy)
-        penalty = torch.zeros_like(loss)
-        if "gradient_penalty" in self.varied or self.config.gradient_penalty > 0:
-            between = interpolate(self.inputs(expert), self.inputs(policy), mix)
-            gradient = self.discriminator.input_gradient(between)
-            penalty = penalty_of_norm(gradient, self.config.gradient_penalty_norm)
-        total = add_weighted(loss, penalty, self.setting("gradient_penalty"))
-        self.discriminator_optimizer.minimize(total)
-        return {
-            "discriminator_loss": loss.detach(),
-            "gradient_penalty": penalty.detach(),
-            "expert_recognised": (expert_logit[:, : expert.num_rows] > 0).float().mean(1),
-            "policy_recognised": (policy_logit[:, : policy.num_rows] < 0).float().mean(1),
-        }
-
-    def discriminator_loss(self, expert: Pairs, policy: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the loss `[S]` without penalty, and the logits of both sides."""
-        expert_logit, policy_logit = self.logits(expert), self.logits(policy)
-        loss = discriminator_loss(
-            expert_logit,
-            policy_logit,
-            self.absorbing_weights(expert.ended),
-            self.absorbing_weights(policy.ended),
-            self.config.label_smoothing,
-        )
-        return loss, expert_logit, policy_logit
-
-    def inputs(self, pairs: Pairs) -> Tensor:
-        """Return what the discriminator sees of pairs, `[S, B, I]`."""
-        obs = pairs.obs
-        if self.config.normalize_discriminator_obs:
-            obs = self.discriminator_norm(obs)
-        return self.discriminator.inputs(obs, pairs.action)
-
-    def logits(self, pairs: Pairs) -> Tensor:
-        """Return the logits of pairs, followed by that of the absorbing state if there is one."""
-        rows = self.inputs(pairs)
-        if self.config.absorbing_states:
-            rows = torch.cat([rows, self.discriminator.absorbing_input()], 1)
-        return self.discriminator.forward(rows)
-
-    @property
-    def absorbing_steps(self) -> float:
-        """Discounted steps after a termination, sum of gamma^k over k >= 1."""
-        return self.config.gamma / (1 - self.config.gamma)
-
-    def absorbing_weights(self, ended: Tensor) -> Tensor | None:
-        """Weights `[S, B + 1]`: 1 per pair, and the steps that terminations `[S, B]` lead to."""
-        if not self.config.absorbing_states:
-            return None
-        after = self.absorbing_steps * ended.sum(1, keepdim=True)
-        return torch.cat([torch.ones_like(ended), after], 1)
-
-    @torch.no_grad()
-    def reward(self, pairs: Pairs) -> Tensor:
-        """Return the reward of pairs, `[S, R]`, by the discriminator alone.
-
-        With absorbing states, a termination is also paid for all that comes after it (Section 4.1
-        of arXiv:1809.02925): r + sum_k gamma^k r_absorbing.
-        """
-        rewards = imitation_reward(self.logits(pairs), self.config.reward_form)
-        own = rewards[:, : pairs.num_rows]
-        if self.config.normalize_reward:
-            self.reward_norm.update(own)
-            scale = (self.reward_norm.variance + 1e-8).rsqrt()
-            own, rewards = own * scale, rewards * scale
-        if self.config.absorbing_states:
-            own = own + pairs.ended * self.absorbing_steps * rewards[:, -1:]
-        return own
 
 
 def gail_loss(learner: GAIL, expert: Pairs, policy: Pairs) -> Tensor:

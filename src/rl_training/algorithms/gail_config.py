@@ -27,7 +27,8 @@ class GAILConfig(PPOConfig, ExpertSettings):
     )
 
     reward_form: RewardForm = "airl"
-    """`softplus` is -log(1 - D) >= 0, `log_d` is log D <= 0, `airl` is log D - log(1 - D)."""
+    """`softplus` is -log(1 - D) >= 0, `log_d` is log D <= 0, `airl` is log D - log(1 - D),
+    `conditional` is `airl` minus its mean over the policy's actions in the same state."""
     discriminator_learning_rate: PositiveFloat = 3e-4
     """Adam step size of the discriminator."""
     discriminator_updates: PositiveInt = 8
@@ -61,4 +62,9 @@ class GAILConfig(PPOConfig, ExpertSettings):
     def _absorbing_states_end(self) -> GAILConfig:
         if self.absorbing_states and self.gamma == 1:
             raise ValueError("absorbing_states needs gamma < 1: what comes after has no end")
+        if self.absorbing_states and self.reward_form == "conditional":
+            raise ValueError(
+                "reward_form conditional pays for actions alone and there are none in absorbing "
+                "states; leave absorbing_states out, or take reward_form airl"
+            )
         return self
