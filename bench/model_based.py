@@ -15,6 +15,7 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
+from rl_training.models.precision import set_layers
 from rl_training.rng import Rng
 from rl_training.runtime.accelerate import Accelerator, ReplayRunner
 from rl_training.runtime.recorder import MetricRecorder
@@ -22,7 +23,8 @@ from rl_training.runtime.recorder import MetricRecorder
 CPU = torch.device("cpu")
 
 
-def _config(pace: Pace, **settings: Any) -> TrainConfig:
+def planning_config(accelerate: Any, precision: Any, threads: int, **settings: Any) -> TrainConfig:
+    """Return settings of a run of PETS that nothing but its model and planner is measured of."""
     return TrainConfig(
         algo="pets",
         env_id="bench.task:Task",
@@ -30,27 +32,38 @@ def _config(pace: Pace, **settings: Any) -> TrainConfig:
         eval_episodes=0,
         checkpoint_interval=0,
         tensorboard=False,
-        accelerate=pace.settings.accelerate,
-        precision=pace.settings.precision,
-        threads=pace.settings.threads,
+        accelerate=accelerate,
+        precision=precision,
+        threads=threads,
         algo_kwargs={"eval_interval": 0, "initial_random_steps": 0} | settings,
     )
+
+
+def _config(pace: Pace, **settings: Any) -> TrainConfig:
+    given = pace.settings
+    return planning_config(given.accelerate, given.precision, given.threads, **settings)
+
+
+def prepare_planner(
+    config: TrainConfig, env: EnvSpec, device: torch.device
+) -> tuple[ReplayRunner, MLPMOPOEnsembleModel, list[str]]:
+    """Build what the loop builds, and compile it where that is asked for; also what was said."""
+    learner: Any = build_learner(config, env, device)
+    acting: ActingState | None = learner.initial_acting_state(1)
+    replay = full_replay(config, env, device)
+    learner.begin_round(replay)
+    recorder = MetricRecorder(list(get_algorithm_spec("pets").metrics), 1, device)
+    messages: list[str] = []
+    accelerator = Accelerator(config, env, learner, messages.append)
+    runner = ReplayRunner(accelerator, learner, replay, recorder, PLANNED, acting)
+    runner.update(1)
+    return runner, learner.dynamics_model, messages
 
 
 def _runner(
     pace: Pace, config: TrainConfig, env: EnvSpec
 ) -> tuple[ReplayRunner, MLPMOPOEnsembleModel]:
-    """Build what the loop builds, and compile it where that is asked for."""
-    learner: Any = build_learner(config, env, CPU)
-    acting: ActingState | None = learner.initial_acting_state(1)
-    replay = full_replay(config, env, CPU)
-    learner.begin_round(replay)
-    recorder = MetricRecorder(list(get_algorithm_spec("pets").metrics), 1, CPU)
-    messages: list[str] = []
-    accelerator = Accelerator(config, env, learner, messages.append)
-    runner = ReplayRunner(accelerator, learner, replay, recorder, PLANNED, acting)
-    runner.update(1)
-    model: MLPMOPOEnsembleModel = learner.dynamics_model
+    runner, model, messages = prepare_planner(config, env, CPU)
     pace.tell(messages=messages, sizes=sizes_of(model, config.algo_kwargs["batch_size"]))
     return runner, model
 
@@ -89,6 +102,7 @@ def ensemble_rollout(pace: Pace) -> None:
     model = MLPMOPOEnsembleModel(
         SAC.obs, SAC.action, ENSEMBLE.hidden, ENSEMBLE.members, num_elites=ENSEMBLE.elites
     )
+    set_layers(model, pace.settings.precision)
     env = ModelEnv(model, rng)
     start = 0.3 * torch.randn(1, ENSEMBLE.starts, SAC.obs)
     pace.tell(sizes=sizes_of(model, ENSEMBLE.starts))
@@ -102,21 +116,22 @@ def ensemble_rollout(pace: Pace) -> None:
         pace.end(done)
 
 
-def pets_action(pace: Pace) -> None:
-    """Plan one action after another, each from what is left of the plan before."""
-    config = _config(
-        pace,
-        num_ensembles=PETS.members,
-        model_hidden_sizes=PETS.hidden,
-        batch_size=32,
-        buffer_capacity=1_000,
-        planning_horizon=PETS.horizon,
-        planning_candidates=PETS.candidates,
-        planning_topk=PETS.elites,
-        planning_iterations=PETS.iterations,
-        planning_particles=PETS.particles,
-    )
-    env = task_spec().model_copy(
+PLANNING = {
+    "num_ensembles": PETS.members,
+    "model_hidden_sizes": PETS.hidden,
+    "batch_size": 32,
+    "buffer_capacity": 1_000,
+    "planning_horizon": PETS.horizon,
+    "planning_candidates": PETS.candidates,
+    "planning_topk": PETS.elites,
+    "planning_iterations": PETS.iterations,
+    "planning_particles": PETS.particles,
+}
+
+
+def planning_task() -> EnvSpec:
+    """Return the task that actions are planned for."""
+    return task_spec().model_copy(
         update={
             "obs_shape": (PETS.obs,),
             "action_shape": (PETS.action,),
@@ -124,7 +139,11 @@ def pets_action(pace: Pace) -> None:
             "action_high": (1.0,) * PETS.action,
         }
     )
-    runner, _ = _runner(pace, config, env)
+
+
+def pets_action(pace: Pace) -> None:
+    """Plan one action after another, each from what is left of the plan before."""
+    runner, _ = _runner(pace, _config(pace, **PLANNING), planning_task())
     obs = torch.zeros(1, 1, PETS.obs)
     with torch.inference_mode():
         runner.act(obs)

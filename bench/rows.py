@@ -61,6 +61,18 @@ class Row:
 SAC_PEERS = ("sb3", "d3rlpy", "axiomrl")
 
 
+def _with_bf16(row: Row, bar: float = 2.0) -> tuple[Row, Row]:
+    """The row, and the same with bf16 products on our side."""
+    bf16 = replace(
+        row,
+        name=f"{row.name}-bf16",
+        what=f"{row.name} with bf16 products on our side; the peer stays in fp32",
+        bar=Bar("ratio", bar),
+        precision="bf16",
+    )
+    return row, bf16
+
+
 def _offline_rows(algo: str, what: str, chunk: int, fp32: float) -> tuple[Row, Row]:
     """The update of an offline method, in fp32 and with bf16 products on our side."""
     row = Row(
@@ -72,16 +84,28 @@ def _offline_rows(algo: str, what: str, chunk: int, fp32: float) -> tuple[Row, R
         chunk=chunk,
         peers=("d3rlpy",),
     )
-    bf16 = replace(
-        row,
-        name=f"{algo}-bf16",
-        what=f"{algo} with bf16 products on our side; the peer stays in fp32",
-        bar=Bar("ratio", 2.0),
-        precision="bf16",
-    )
-    return row, bf16
+    return _with_bf16(row)
 
 
+_ENSEMBLE = Row(
+    name="ensemble",
+    what="update of a dynamics ensemble: obs 17, act 6, 7 members of 4x200, 256 rows each",
+    unit="gradient steps/s",
+    bar=Bar("ratio", 2.0),
+    work="ensemble",
+    chunk=60,
+    peers=("mbrl",),
+)
+_ROLLOUT = Row(
+    name="ensemble-rollout",
+    what="roll-outs in it, 10,000 starts of 5 steps, random actions, a random elite each step",
+    unit="transitions/s",
+    bar=Bar("ratio", 2.0),
+    work="ensemble_rollout",
+    chunk=50_000,
+    ours=("off",),
+    peers=("mbrl",),
+)
 _PETS_ACTION = Row(
     name="pets-action",
     what="one action of PETS: 5 members of 3x200, CEM 5 x 350, horizon 15, 20 particles, obs 4",
@@ -116,32 +140,9 @@ _ALL = (
     *_offline_rows("iql", "IQL update on a dataset, sizes of `sac`", 150, 1.5),
     # An even number of updates, since every second one moves the policy.
     *_offline_rows("td3_bc", "TD3+BC update on a dataset, sizes of `sac`", 150, 1.5),
-    Row(
-        name="ensemble",
-        what="update of a dynamics ensemble: obs 17, act 6, 7 members of 4x200, 256 rows each",
-        unit="gradient steps/s",
-        bar=Bar("ratio", 2.0),
-        work="ensemble",
-        chunk=60,
-        peers=("mbrl",),
-    ),
-    Row(
-        name="ensemble-rollout",
-        what="roll-outs in it, 10,000 starts of 5 steps, random actions, a random elite each step",
-        unit="transitions/s",
-        bar=Bar("ratio", 2.0),
-        work="ensemble_rollout",
-        chunk=50_000,
-        ours=("off",),
-        peers=("mbrl",),
-    ),
-    _PETS_ACTION,
-    replace(
-        _PETS_ACTION,
-        name="pets-action-bf16",
-        what="the same with bf16 products on our side; the peer stays in fp32",
-        precision="bf16",
-    ),
+    *_with_bf16(_ENSEMBLE),
+    *_with_bf16(_ROLLOUT),
+    *_with_bf16(_PETS_ACTION),
     Row(
         name="dqn",
         what="DQN on CartPole-v1, the whole loop: 64x64, batch 64, one update a step",
@@ -211,6 +212,13 @@ _ALL = (
         },
         group="gpu",
         measure="gpu_updates",
+    ),
+    Row(
+        name="gpu-pets",
+        what="one action of PETS on the device, sizes of pets-action, in fp32, tf32 and bf16",
+        bar=Bar("at most", 10.0),
+        group="gpu",
+        measure="gpu_planning",
     ),
     Row(
         name="gpu-seeds",

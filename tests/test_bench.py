@@ -150,7 +150,13 @@ def test_the_report_survives_json() -> None:
 
 def test_without_rows_all_of_the_cpu_are_measured_and_groups_can_be_named() -> None:
     assert parse([])[0] == names_of("cpu")
-    assert parse(["sac", "gpu", "sac"])[0] == ["sac", "gpu-sac", "gpu-update", "gpu-seeds"]
+    assert parse(["sac", "gpu", "sac"])[0] == [
+        "sac",
+        "gpu-sac",
+        "gpu-update",
+        "gpu-pets",
+        "gpu-seeds",
+    ]
     assert {*names_of("cpu"), *names_of("gpu")} == set(ROWS)
 
 

@@ -143,10 +143,10 @@ def test_conditional_rewards_average_to_zero_in_every_state() -> None:
 
 
 def test_conditional_rewards_do_not_pay_for_states() -> None:
-    # A discriminator that looks at the observation alone: who is alive, and where, is worth nothing.
+    # A discriminator of the observation alone: who is alive, and where, is worth nothing.
     learner, env = gail(reward_form="conditional", discriminator_hidden_sizes=[8])
     with torch.no_grad():
-        learner.discriminator.layers[0].weight[:, env.obs_dim :] = 0
+        learner.discriminator._layers[0].weight[:, env.obs_dim :] = 0
     pairs = Pairs.of_rollout(rollout(env))
     assert learner.logits(pairs).std() > 1e-3
     torch.testing.assert_close(
@@ -160,8 +160,8 @@ def test_conditional_rewards_of_a_linear_logit_are_the_distance_from_the_mean_ac
     discriminator = MLPGAILDiscriminator(1, 1, (), discrete=False)
     learner = GAIL(model=model, discriminator=discriminator, reward_form="conditional")
     with torch.no_grad():
-        discriminator.layers[0].weight.copy_(torch.tensor([[[0.0], [2.0]]]))
-        discriminator.layers[0].bias.fill_(5.0)
+        discriminator._layers[0].weight.copy_(torch.tensor([[[0.0], [2.0]]]))
+        discriminator._layers[0].bias.fill_(5.0)
         for parameter in model.actor.parameters():
             parameter.zero_()
     rows = 4000

@@ -177,5 +177,5 @@ def test_icem_keeps_elites_and_shrinks_its_population_down_to_twice_the_elites()
     kept = TARGET.expand(S, N, settings.num_kept, H, A)
     plan, _ = search(rate, start, kept, BOX, settings, Rng((1, 2), "t"))
     assert sizes == [107, 57, 47, 47, 47]
-    assert sum(sizes) == settings.total_candidates
+    assert tuple(sizes) == settings.rated
     assert torch.equal(plan, TARGET.expand_as(plan)), "a kept optimum is found again"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 from torch import Tensor
 
 from rl_training.state import Stateful
@@ -18,6 +21,14 @@ class ActingState(Stateful):
         for value in vars(self).values():
             if isinstance(value, Tensor):
                 value.masked_fill_(seed_env_view(starts, value.ndim), 0)
+
+
+class ActingPart(NamedTuple):
+    """A function that acting spends its time in; it changes nothing and draws nothing."""
+
+    call: Callable[..., Any]
+    examples: Callable[[], tuple[Any, ...]]
+    """Arguments of the shapes that it will have."""
 
 
 def seed_env_view(values: Tensor, ndim: int) -> Tensor:

@@ -7,12 +7,13 @@ number back from the device.  Shapes: S seeds, B batch, n environments per seed,
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from rl_training.algorithms.acting import ActingPart
 from rl_training.algorithms.acting import ActingState as ActingState
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.optim import Adam, Optimizer, seed_view
@@ -123,6 +124,13 @@ class Learner(Stateful, Generic[BatchT]):
     ) -> Tensor:
         """Choose actions like `act`, and move `state` on by this step, in place."""
         return self.act(obs, explore=explore)
+
+    def acting_parts(self, num_envs: int) -> dict[str, ActingPart]:  # noqa: ARG002
+        """Return what of acting is to be compiled, by name; nothing means acting as a whole."""
+        return {}
+
+    def use_programs(self, programs: Mapping[str, Callable[..., Any]], num_envs: int) -> None:
+        """Use programs of `acting_parts` for so many environments from now on."""
 
     def acting_flops(self, num_envs: int) -> float:  # noqa: ARG002
         """Multiplications of one call of `act_from`, where it costs more than an update."""

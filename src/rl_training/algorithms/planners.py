@@ -56,10 +56,10 @@ class PlannerSettings:
         return min(self.candidates, max(shrunk, 2 * self.topk))
 
     @property
-    def total_candidates(self) -> int:
-        """Candidates rated in a whole search."""
-        kept = self.iterations * (self.num_kept + (self.name == "icem"))
-        return sum(self.population(index) for index in range(self.iterations)) + kept
+    def rated(self) -> tuple[int, ...]:
+        """Candidates that each iteration of a search rates."""
+        old = self.num_kept + (self.name == "icem")
+        return tuple(self.population(index) + old for index in range(self.iterations))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,18 @@ WORST_RETURN = -1e6
 """Return of a plan whose imagined rewards are not finite."""
 Predict = Callable[[Tensor], Prediction]
 """Inputs `[S, M, B, D + A]`, those of each member, to their predictions `[S, M, B, ...]`."""
+Returns = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Observations, plans and `Draws` to returns, see `TrajectorySampler.returns`."""
+
+
+class Draws(NamedTuple):
+    """The randomness of rating plans once."""
+
+    noise: Tensor
+    """`[S, H, P, N, D]`, normal."""
+    order: Tensor
+    """Particles that change places after each step but the last, `[S, H - 1, P, N]`; no steps where
+    they keep their member."""
 
 
 class DynamicsModel(Protocol):
@@ -108,30 +120,53 @@ class TrajectorySampler:
     termination: TransitionFunction | None = None
     """When episodes end; None is the model's own head, or never without one."""
 
-    def objective(self, obs: Tensor, rng: Rng) -> Callable[[Tensor], Tensor]:
-        """Return the rating of plans that begin at `obs` `[S, n, D]`."""
-        predict = predictor(self.model, keep_reward=self.reward is None)
+    def objective(
+        self, obs: Tensor, rng: Rng, returns: Returns | None = None
+    ) -> Callable[[Tensor], Tensor]:
+        """Return the rating of plans that begin at `obs` `[S, n, D]`.
+
+        Args:
+            obs: Where plans begin.
+            rng: Source of noise and members.
+            returns: What to call in place of `returns`, of the same arguments.
+        """
+        rated = returns or self.returns
 
         def rate(plans: Tensor) -> Tensor:
-            seeds, envs, candidates = plans.shape[:3]
-            start = obs.unsqueeze(2).expand(-1, -1, candidates, -1).flatten(1, 2)
-            returns = self._returns(start, plans.flatten(1, 2), predict, rng)
-            return returns.view(seeds, envs, candidates)
+            return rated(obs, plans, *self.draw(rng, plans))
 
         return rate
 
-    def _returns(self, start: Tensor, plans: Tensor, predict: Predict, rng: Rng) -> Tensor:
-        """Mean return `[S, N]` of plans `[S, N, H, A]` from `start` `[S, N, D]`."""
-        count, horizon = plans.shape[1:3]
+    def draw(self, rng: Rng, plans: Tensor) -> Draws:
+        """Draw what rating plans `[S, n, C, H, A]` takes."""
+        _, envs, candidates, horizon, _ = plans.shape
+        count = envs * candidates
         noise = rng.normal(horizon, self.particles, count, self.model.obs_dim)
+        changes = horizon - 1 if self.sampling == "ts1" else 0
+        order = rng.permutation(self.particles, changes, count) if changes else None
+        if order is None:
+            return Draws(noise, torch.zeros_like(noise[:, :0, :, :, 0], dtype=torch.int64))
+        return Draws(noise, order.movedim(-1, 2))
+
+    def returns(self, obs: Tensor, plans: Tensor, noise: Tensor, order: Tensor) -> Tensor:
+        """Mean return `[S, n, C]` of plans `[S, n, C, H, A]` from `obs` `[S, n, D]`."""
+        predict = predictor(self.model, keep_reward=self.reward is None)
+        seeds, envs, candidates = plans.shape[:3]
+        start = obs.unsqueeze(2).expand(-1, -1, candidates, -1).flatten(1, 2)
+        found = self._returns(start, plans.flatten(1, 2), predict, Draws(noise, order))
+        return found.view(seeds, envs, candidates)
+
+    def _returns(self, start: Tensor, plans: Tensor, predict: Predict, draws: Draws) -> Tensor:
+        """Mean return `[S, N]` of plans `[S, N, H, A]` from `start` `[S, N, D]`."""
         obs = start.unsqueeze(1).expand(-1, self.particles, -1, -1)  # [S, P, N, D]
         total = torch.zeros_like(obs[..., 0])
         alive = torch.ones_like(total, dtype=torch.bool)
-        for step in range(horizon):
-            if step and self.sampling == "ts1":
-                obs, total, alive = self._shuffle(rng, obs, total, alive)
+        for step in range(plans.shape[2]):
+            if step and draws.order.shape[1]:
+                obs, total, alive = _shuffled(draws.order[:, step - 1], obs, total, alive)
             action = plans[:, None, :, step].expand(-1, self.particles, -1, -1)
-            next_obs, reward, ends = self._step(obs, action, noise[:, step], predict, step == 0)
+            noise = draws.noise[:, step]
+            next_obs, reward, ends = self._step(obs, action, noise, predict, step == 0)
             total = torch.where(alive, total + self.gamma**step * reward, total)
             alive = alive if ends is None else alive & ~ends
             obs = next_obs
@@ -161,13 +196,13 @@ class TrajectorySampler:
             return next_obs, reward, self.termination(obs, action, next_obs)
         return next_obs, reward, None if terminal is None else terminal > 0
 
-    def _shuffle(self, rng: Rng, *parts: Tensor) -> list[Tensor]:
-        """Deal the particles of each plan out to the members anew."""
-        order = rng.permutation(self.particles, parts[0].shape[2]).transpose(1, 2)  # [S, P, N]
-        return [
-            part.gather(1, order if part.ndim == 3 else order.unsqueeze(-1).expand_as(part))
-            for part in parts
-        ]
+
+def _shuffled(order: Tensor, *parts: Tensor) -> list[Tensor]:
+    """Deal the particles of each plan out to the members anew, by `order` `[S, P, N]`."""
+    return [
+        part.gather(1, order if part.ndim == 3 else order.unsqueeze(-1).expand_as(part))
+        for part in parts
+    ]
 
 
 def _dealt(part: Tensor, shape: tuple[int, int, int, int]) -> Tensor:

@@ -21,16 +21,27 @@ def set_precision(learner: Any, precision: Precision) -> None:
     property of the device and set for the whole process.
     """
     for module in _modules(learner):
-        if isinstance(module, StackedLinear | StackedConv2d):
-            module.compute_dtype = torch.bfloat16 if precision == "bf16" else None
+        set_layers(module, precision)
     if learner.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
+
+def set_layers(module: nn.Module, precision: Precision) -> None:
+    """Let a module's layers multiply in bf16, or in their own format."""
+    for layer in module.modules():
+        if isinstance(layer, StackedLinear | StackedConv2d):
+            layer.compute_dtype = torch.bfloat16 if precision == "bf16" else None
 
 
 @contextmanager
 def fused_networks(learner: Any, precision: Precision) -> Iterator[None]:
     """Let a learner's networks run as single kernels where these exist."""
-    networks = [module for module in _modules(learner) if isinstance(module, StackedMLP)]
+    networks = [
+        part
+        for module in _modules(learner)
+        for part in module.modules()
+        if isinstance(part, StackedMLP)
+    ]
     for network in networks:
         network.fused = precision if learner.device.type == "cuda" else None
     try:
@@ -43,4 +54,4 @@ def fused_networks(learner: Any, precision: Precision) -> Iterator[None]:
 def _modules(learner: Any) -> Iterator[nn.Module]:
     for value in vars(learner).values():
         if isinstance(value, nn.Module):
-            yield from value.modules()
+            yield value

@@ -45,6 +45,7 @@ from rl_training.runtime.compiling import (
 )
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.sources import (
+    ACTING_PART,
     MODEL_STEPS,
     count_of_phase,
     counted,
@@ -315,20 +316,28 @@ class ReplayRunner:
         sources = [s for s in self._sources.values() if s.name not in MODEL_STEPS]
         programs = self.accelerator.programs(sources)
         if "act" in programs:
-            captures = self.accelerator.captures
-            self._act = CapturedCall(programs["act"]) if captures else programs["act"]
+            self._act = self._called(programs["act"])
+        parts = {
+            name.removeprefix(ACTING_PART): self._called(program)
+            for name, program in programs.items()
+            if name.startswith(ACTING_PART)
+        }
+        self.learner.use_programs(parts, self.replay.num_envs)
         for name, program in programs.items():
             if name.startswith("update-"):
                 phase = int(name.removeprefix("update-"))
                 assert name == update_name(phase)
                 self._updates[phase] = self._fast_update(phase, program, self._sources[name].feed)
 
+    def _called(self, program: Program) -> Callable[..., Any]:
+        return CapturedCall(program) if self.accelerator.captures else program
+
     def _fast_update(
         self, phase: int, program: Program, feed: Callable[[], tuple[Any, ...]] | None
     ) -> Callable[[int], int]:
         if self.accelerator.captures and feed is None:
             return CapturedUpdates(self.learner, self.recorder, program, phase)
-        call = CapturedCall(program) if self.accelerator.captures else program
+        call = self._called(program)
 
         def once(_: int) -> int:
             rows = call() if feed is None else call(*feed())

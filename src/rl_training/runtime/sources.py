@@ -33,6 +33,8 @@ FREQUENT = 32
 
 MODEL_STEP, MASKED_MODEL_STEP = "model_step", "masked_model_step"
 MODEL_STEPS = (MODEL_STEP, MASKED_MODEL_STEP)
+ACTING_PART = "act-"
+"""Names of what is compiled of acting begin with this where it is not acting as a whole."""
 LATE = 10**9
 """A number of updates by which every warm-up is over."""
 
@@ -84,18 +86,28 @@ def replay_sources(
         metrics: Names of what an update measures.
         acting: What the loop acts from; None is a new one, to trace with.
     """
-    sources = []
+    sources: list[Source] = []
     if replay_settings(learner.config) is not None:
-        acting = acting or learner.initial_acting_state(replay.num_envs)
-        owners: dict[str, object] = {"learner": learner}
-        if acting is not None:
-            owners["acting"] = acting
-        sources.append(Source("act", partial(learner.act_from, acting, explore=True), owners))
+        sources += _acting_sources(learner, replay.num_envs, acting)
     sources += [
         _update_source(update_name(phase), learner, replay, metrics)
         for phase in frequent_phases(learner)
     ]
     return {source.name: source for source in sources} | model_sources(learner)
+
+
+def _acting_sources(
+    learner: AnyLearner, num_envs: int, acting: ActingState | None
+) -> Iterator[Source]:
+    owners: dict[str, object] = {"learner": learner}
+    parts = learner.acting_parts(num_envs)
+    for name, part in parts.items():
+        yield Source(ACTING_PART + name, part.call, owners, examples=part.examples)
+    if not parts:
+        acting = acting or learner.initial_acting_state(num_envs)
+        if acting is not None:
+            owners["acting"] = acting
+        yield Source("act", partial(learner.act_from, acting, explore=True), owners)
 
 
 def _update_source(

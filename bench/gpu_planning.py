@@ -1,0 +1,71 @@
+"""Row `gpu-pets`: milliseconds of one planned action, as the loop plans it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from bench.accelerator import (
+    choose_accelerate,
+    choose_device,
+    device_name,
+    failing_softly,
+    synchronizer,
+)
+from bench.compare import FALLBACK
+from bench.figures import Figure
+from bench.gpu_updates import PRECISIONS
+from bench.model_based import PLANNING, planning_config, planning_task, prepare_planner
+from bench.options import Options
+from bench.rows import Row
+from bench.sizes import PETS
+
+
+def measure(row: Row, options: Options) -> Iterator[Figure]:
+    """Measure an action in every precision; one that fails does not stop the rest."""
+    device = choose_device(row.name, options)
+    torch.set_num_threads(options.threads)
+    for precision in options.precisions or PRECISIONS:
+        if precision == "tf32" and device.type != "cuda":
+            continue
+        empty = partial(
+            Figure, row=row.name, label=f"{row.name} {precision}", unit="ms", samples={}
+        )
+        yield failing_softly(partial(_measure_one, row, options, device, precision), empty)
+
+
+def _measure_one(row: Row, options: Options, device: torch.device, precision: str) -> Figure:
+    accelerate, wait = choose_accelerate(device, options), synchronizer(device)
+    config = planning_config(accelerate, precision, options.threads, **PLANNING)
+    start = time.perf_counter()
+    runner, _, messages = prepare_planner(config, planning_task(), device)
+    obs = torch.zeros(1, 1, PETS.obs, device=device)
+    samples = []
+    try:
+        with torch.inference_mode():
+            # The action goes to the environment, so that each waits for the device.
+            runner.act(obs)
+            wait()
+            preparation = time.perf_counter() - start
+            for _ in range(options.repeats):
+                count, begun = 0, time.perf_counter()
+                while time.perf_counter() - begun < options.seconds:
+                    runner.act(obs).cpu()
+                    count += 1
+                samples.append(1e3 * (time.perf_counter() - begun) / count)
+    finally:
+        runner.accelerator.close()
+    notes = [m for m in messages if FALLBACK in m]
+    notes.append(f"{preparation:.1f} s to compile and capture, not counted")
+    return Figure(
+        row=row.name,
+        label=f"{row.name} {precision}",
+        unit="ms",
+        samples={accelerate: samples},
+        bar=row.bar if device.type == "cuda" else None,
+        notes=tuple(notes),
+        extra={"device": device_name(device), "precision": precision},
+    )
