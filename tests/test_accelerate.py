@@ -14,6 +14,7 @@ from torch import Tensor
 from helpers.contract import small_config
 from helpers.tiny import run_cli, tiny_config, write_tiny
 from rl_training.algorithms.base import AnyLearner
+from rl_training.data.generator_replay import Pairs
 from rl_training.envs.probe import probe_env
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
@@ -21,10 +22,17 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import accelerate
 from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback, TrainerState
-from rl_training.runtime.capturing import same_layout
 from rl_training.runtime.comparing import compare
 from rl_training.runtime.compiling import CompileError, CompileJob, Program, Request, cache_folder
-from rl_training.runtime.tracing import Source, Trace, flatten, owned_tensors, trace, unflatten
+from rl_training.runtime.tracing import (
+    Source,
+    Trace,
+    contiguous,
+    flatten,
+    owned_tensors,
+    trace,
+    unflatten,
+)
 from rl_training.runtime.train import train
 from rl_training.state import Scalar, Stateful
 
@@ -246,9 +254,24 @@ def test_a_worker_that_dies_makes_the_run_compile_by_itself(
     assert compiled.metrics == eager.metrics
 
 
-def test_a_copy_for_a_captured_program_keeps_the_strides_of_a_slice() -> None:
-    part = torch.arange(24.0).view(2, 4, 3)[:, 1:3]
-    copy = same_layout(part)
-    assert copy.stride() == part.stride() != part.clone().stride()
-    assert torch.equal(copy, part)
-    assert copy.data_ptr() != part.data_ptr()
+def test_a_program_is_given_slices_as_contiguous_tensors() -> None:
+    seen: list[Tensor] = []
+
+    def call(inputs: list[Tensor]) -> list[Tensor]:
+        seen.extend(inputs)
+        return inputs
+
+    program = Program(call, (), (0, 1), "tensor")
+    noise = torch.arange(24.0).view(2, 4, 3)
+    program(noise[:, 1], noise.transpose(0, 1))
+    assert all(tensor.is_contiguous() for tensor in seen)
+    assert torch.equal(seen[0], noise[:, 1])
+
+
+def test_examples_keep_their_types_and_become_contiguous() -> None:
+    column = torch.arange(24.0).view(2, 4, 3)[:, 1:3]
+    pairs = Pairs(column, column, column[..., 0])
+    found, (other,) = contiguous((pairs, [column]))
+    assert isinstance(found, Pairs)
+    assert all(tensor.is_contiguous() for tensor in (*found, other))
+    assert torch.equal(found.obs, column)

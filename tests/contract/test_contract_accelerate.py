@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,25 @@ def test_a_compiled_run_resumes_to_the_bit(algo: str, precision: str, tmp_path: 
     config = small_config(algo, tmp_path, accelerate="compile", precision=precision, seeds=[1, 2])
     report = verify_resume(config, 70)
     assert report.identical, report.lines()
+
+
+@every_algorithm
+@pytest.mark.slow
+def test_a_compiled_group_learns_what_an_eager_one_does(algo: str, tmp_path: Path) -> None:
+    config = small_config(algo, tmp_path, seeds=[1, 2], eval_episodes=0)
+    eager = logged_updates(algo, train(config.replace(accelerate="off")).run_dir)
+    compiled = logged_updates(algo, train(config.replace(accelerate="compile")).run_dir)
+    assert len(eager) == len(compiled) > 1
+    for one, other in zip(eager, compiled, strict=True):
+        assert one == pytest.approx(other, rel=0.02, abs=1e-3)
+
+
+def logged_updates(algo: str, folder: Path) -> list[dict[str, float]]:
+    """Return what the updates of every seed logged."""
+    names = list(get_algorithm_spec(algo).metrics)
+    lines = [x for p in sorted(folder.rglob("metrics.jsonl")) for x in p.read_text().splitlines()]
+    rows = [json.loads(line) for line in lines]
+    return [{name: row[name] for name in names} for row in rows if set(names) <= set(row)]
 
 
 def test_compiled_runs_resume_to_the_bit_whenever_they_are_cut(

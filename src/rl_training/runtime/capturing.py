@@ -55,17 +55,6 @@ def _capture(program: Program, size: int) -> tuple[torch.cuda.CUDAGraph, Tensor]
     return graph, rows
 
 
-def same_layout(tensor: Tensor) -> Tensor:
-    """Copy a tensor with its strides, which a program holds its arguments to.
-
-    A clone of a slice has other strides than the slice.
-    """
-    copy = torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    )
-    return copy.copy_(tensor)
-
-
 class CapturedCall:
     """A program with arguments as a CUDA graph, captured at its first call."""
 
@@ -79,7 +68,9 @@ class CapturedCall:
         """Run it; the result belongs to the caller."""
         given, structure = flatten(list(arguments))
         if self._graph is None:
-            self._arguments = [same_layout(tensor) for tensor in given]
+            self._arguments = [
+                tensor.clone(memory_format=torch.contiguous_format) for tensor in given
+            ]
             inside = unflatten(structure, iter(self._arguments))
             self._graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()

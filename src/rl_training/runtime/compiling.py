@@ -47,10 +47,14 @@ class Program:
     output: Any
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run it; the owners' tensors change as if the function itself had run."""
+        """Run it; the owners' tensors change as if the function itself had run.
+
+        A program reads its arguments where the examples it was made from had them, contiguous; a
+        slice lies elsewhere.
+        """
         plain = all(isinstance(argument, Tensor) for argument in arguments)
         flat = arguments if plain else flatten(list(arguments))[0]
-        outputs = self.call([*self.state, *(flat[i] for i in self.arguments)])
+        outputs = self.call([*self.state, *(flat[i].contiguous() for i in self.arguments)])
         return outputs[0] if self.output == "tensor" else unflatten(self.output, iter(outputs))
 
 

@@ -25,7 +25,7 @@ from rl_training.data.mapped_buffer import MappedBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.rng import Rng
-from rl_training.runtime.tracing import Source
+from rl_training.runtime.tracing import Source, contiguous
 
 FREQUENT = 32
 """Kinds of updates rarer than one in this many stay eager: compiling them would not pay."""
@@ -203,7 +203,11 @@ def count_of_phase(learner: AnyLearner, name: str) -> int:
 def example_arguments(
     source: Source, learner: AnyLearner, env: EnvSpec, num_envs: int
 ) -> tuple[Any, ...]:
-    """Return arguments with the shapes that the loop will use."""
+    """Return contiguous arguments with the shapes that the loop will use."""
+    return tuple(contiguous(value) for value in _examples(source, learner, env, num_envs))
+
+
+def _examples(source: Source, learner: AnyLearner, env: EnvSpec, num_envs: int) -> tuple[Any, ...]:
     name = source.name
     if source.examples is not None:
         return source.examples()

@@ -132,6 +132,24 @@ def unflatten(structure: Any, tensors: Iterator[Tensor]) -> Any:
     return tuple(unflatten(item, tensors) for item in structure)
 
 
+def contiguous(value: Any) -> Any:
+    """Return nested tuples, mappings and dataclasses with every tensor contiguous."""
+    if isinstance(value, Tensor):
+        return value.contiguous()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return dataclasses.replace(
+            value, **{field.name: contiguous(getattr(value, field.name)) for field in fields}
+        )
+    if isinstance(value, Mapping):
+        return {name: contiguous(item) for name, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(contiguous(item) for item in value))
+    if isinstance(value, list | tuple):
+        return tuple(contiguous(item) for item in value)
+    return value
+
+
 def trace(source: Source, arguments: Sequence[Any] = ()) -> Trace:
     """Run `source` on `arguments` and return what it did as a graph; the owners' tensors change.
 
