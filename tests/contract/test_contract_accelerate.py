@@ -104,6 +104,8 @@ def interpreted(source: Source, arguments: tuple[Any, ...]) -> Program:
     undo = Undo(source)
     made = trace(source, arguments)
     undo()
+    constants = [node.target for node in made.graph.graph.nodes if node.op == "get_attr"]
+    assert not constants, f"{source.name}: the compiler takes no constants, {constants}"
     owned = owned_tensors(source.owners)
     state = tuple(owned[path].detach() for path in made.inputs)
 
@@ -256,6 +258,14 @@ def test_a_compiled_run_resumes_to_the_bit(algo: str, precision: str, tmp_path: 
     config = small_config(algo, tmp_path, accelerate="compile", precision=precision, seeds=[1, 2])
     report = verify_resume(config, 70)
     assert report.identical, report.lines()
+
+
+def test_a_discriminator_that_knows_absorbing_states_is_traced() -> None:
+    learner, env, sources = sources_of("gail", absorbing_states=True)
+    source = sources["discriminator_step"]
+    arguments = example_arguments(source, learner, env, 2)
+    gap = compare(source, interpreted(source, arguments), arguments)
+    assert gap is None or gap.size < 1e-4
 
 
 @every_algorithm

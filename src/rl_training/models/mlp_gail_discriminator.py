@@ -74,9 +74,9 @@ class MLPGAILDiscriminator(nn.Module):
     def absorbing_input(self) -> Tensor:
         """Return the input of the absorbing state, `[S, 1, I]`: zeros but for the indicator."""
         weight = self._layers[0].weight
-        row = torch.zeros(weight.shape[0], 1, self.input_dim, device=weight.device)
-        row[..., -1] = 1
-        return row
+        one = torch.ones(weight.shape[0], 1, 1, device=weight.device)
+        # Not by assignment, whose number would be a constant that the compiler does not take.
+        return torch.cat((one.new_zeros(one.shape[0], 1, self.input_dim - 1), one), -1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits `[S, B]` of inputs `[S, B, I]`."""
