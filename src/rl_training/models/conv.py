@@ -77,6 +77,66 @@ class StackedConv2d(nn.Module):
         return outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)
 
 
+class StackedConvTranspose2d(nn.Module):
+    """Transposed convolutions side by side: weight `[S, C, O, k, k]`, bias `[S, O]`."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        rng: Rng,
+        *,
+        stride: int,
+        padding: int,
+        init: Init,
+    ) -> None:
+        """Build the layer.
+
+        Args:
+            inputs: C.
+            outputs: O.
+            kernel: Height and width of the kernel.
+            rng: Source of the initial weights; its number of seeds is S.
+            stride: Pixels between two places of the kernel in the larger image.
+            padding: Pixels that are cut off around it.
+            init: Draws the weights as those of a linear layer with the inputs that meet in one
+                pixel; biases are 0.
+        """
+        super().__init__()
+        self.stride, self.padding = stride, padding
+        overlap = max(kernel // stride, 1) ** 2
+        flat = init(rng, (), outputs * kernel * kernel // overlap, inputs * overlap)
+        weight = flat.reshape(-1, inputs, outputs, kernel, kernel)
+        self.weight = nn.Parameter(weight.contiguous())
+        self.bias = nn.Parameter(torch.zeros(rng.num_seeds, outputs, device=rng.device))
+        self.compute_dtype: torch.dtype | None = None
+        """Format of the product and its result; None is that of the parameters."""
+
+    def forward(self, x: Tensor, height: int, width: int) -> Tensor:
+        """Map `[S, B, C, H, W]` to `[S, B, O, height, width]`, twice as large or one more."""
+        dtype = self.compute_dtype or self.weight.dtype
+        x, weight, bias = x.to(dtype), self.weight.to(dtype), self.bias.to(dtype)
+        fill = (height - self._size(x.shape[-2]), width - self._size(x.shape[-1]))
+        if x.shape[0] == 1 or x.device.type == "cpu":
+            outputs = [
+                functional.conv_transpose2d(
+                    x[seed], weight[seed], bias[seed], self.stride, self.padding, fill
+                )
+                for seed in range(x.shape[0])
+            ]
+            return outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)
+        S, B, C, H, W = x.shape
+        joined = x.transpose(0, 1).reshape(B, S * C, H, W)
+        out = functional.conv_transpose2d(
+            joined, weight.flatten(0, 1), bias.flatten(), self.stride, self.padding, fill, groups=S
+        )
+        return out.view(B, S, -1, height, width).transpose(0, 1)
+
+    def _size(self, length: int) -> int:
+        return (length - 1) * self.stride - 2 * self.padding + self.weight.shape[-1]
+
+
 def max_pool(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
     """Take the largest value under each place of the kernel, `[S, B, C, H', W']`."""
     pooled = functional.max_pool2d(x.flatten(0, 1), kernel, stride, padding)

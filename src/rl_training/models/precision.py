@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rl_training.models.conv import StackedConv2d
+from rl_training.models.conv import StackedConv2d, StackedConvTranspose2d
 from rl_training.models.fused_mlp import Precision
 from rl_training.models.layers import StackedLinear, StackedMLP
 
@@ -29,7 +29,7 @@ def set_precision(learner: Any, precision: Precision) -> None:
 def set_layers(module: nn.Module, precision: Precision) -> None:
     """Let a module's layers multiply in bf16, or in their own format."""
     for layer in module.modules():
-        if isinstance(layer, StackedLinear | StackedConv2d):
+        if isinstance(layer, StackedLinear | StackedConv2d | StackedConvTranspose2d):
             layer.compute_dtype = torch.bfloat16 if precision == "bf16" else None
 
 

@@ -1,0 +1,175 @@
+"""Dreamer's networks: resets, sequences against single steps, shapes of images, initial outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rl_training.errors import SpecMismatch
+from rl_training.models.conv import StackedConvTranspose2d
+from rl_training.models.dreamer import SIZES, DreamerActor, DreamerCritic, LatentKind, WorldModel
+from rl_training.models.latents import one_hot_argmax
+from rl_training.models.normed import scaled_init
+from rl_training.models.rssm import RSSMState
+from rl_training.models.world_encoders import halvings
+from rl_training.rng import Rng
+
+KINDS: tuple[LatentKind, ...] = ("categorical", "gaussian")
+every_kind = pytest.mark.parametrize("kind", KINDS)
+S, B, T, A, I = 2, 3, 5, 2, 4
+
+
+def model(kind: LatentKind = "categorical", obs_shape: tuple[int, ...] = (I,)) -> WorldModel:
+    return WorldModel(obs_shape, A, latents=kind, rng=Rng(range(S), "model"))
+
+
+def sequence(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    obs = torch.randn(S, B, T, I, generator=generator)
+    action = one_hot_argmax(torch.randn(S, B, T, A, generator=generator))
+    first = torch.zeros(S, B, T, dtype=torch.bool)
+    first[:, :, 0] = True
+    return obs, action, first
+
+
+@every_kind
+def test_the_posterior_ignores_what_was_before_a_reset(kind: LatentKind) -> None:
+    world = model(kind)
+    obs, action, first = sequence()
+    first[:, 1, 3] = True
+    other_obs, other_action, _ = sequence(1)
+    mixed_obs = torch.cat((other_obs[:, :, :3], obs[:, :, 3:]), 2)
+    mixed_action = torch.cat((other_action[:, :, :4], action[:, :, 4:]), 2)
+    ours = world.observe(obs, action, first, Rng(range(S), "noise"))
+    theirs = world.observe(mixed_obs, mixed_action, first, Rng(range(S), "noise"))
+    same = [ours.state.deter, ours.posterior, ours.prior, ours.state.latent]
+    other = [theirs.state.deter, theirs.posterior, theirs.prior, theirs.state.latent]
+    for left, right in zip(same, other, strict=True):
+        torch.testing.assert_close(left[:, 1, 3:], right[:, 1, 3:])
+    # Without the reset the past is remembered.
+    assert not torch.allclose(ours.state.deter[:, 0, 3:], theirs.state.deter[:, 0, 3:])
+
+
+def test_no_gradient_crosses_a_reset() -> None:
+    world = model()
+    obs, action, first = sequence()
+    first[:, :, 2] = True
+    obs.requires_grad_()
+    found = world.observe(obs, action, first, Rng(range(S), "noise"))
+    (gradient,) = torch.autograd.grad(found.state.features[:, :, 2:].sum(), obs)
+    assert float(gradient[:, :, :2].abs().max()) == 0.0
+    assert float(gradient[:, :, 2:].abs().min()) > 0.0
+
+
+@every_kind
+def test_following_a_sequence_equals_single_steps(kind: LatentKind) -> None:
+    world = model(kind)
+    obs, action, first = sequence()
+    rng = Rng(range(S), "noise")
+    whole = world.observe(obs, action, first, rng)
+    rng = Rng(range(S), "noise")
+    noise = world.rssm.latent.draw_noise(rng, B, T)
+    state = world.rssm.initial(S, B, torch.device("cpu"))
+    for step in range(T):
+        taken = action[:, :, step] * (step > 0)
+        state = world.rssm.observe_step(
+            state, taken, world.encoder(obs[:, :, step]), noise[:, :, step]
+        )
+        torch.testing.assert_close(state.deter, whole.state.deter[:, :, step])
+        torch.testing.assert_close(state.latent, whole.state.latent[:, :, step])
+
+
+@every_kind
+def test_imagining_draws_from_the_prior_of_the_next_deterministic_state(kind: LatentKind) -> None:
+    world = model(kind)
+    obs, action, first = sequence()
+    seen = world.observe(obs, action, first, Rng(range(S), "noise"))
+    before = RSSMState(seen.state.deter[:, :, 2], seen.state.latent[:, :, 2])
+    noise = world.rssm.latent.draw_noise(Rng(range(S), "other"), B)
+    after = world.rssm.imagine_step(before, action[:, :, 3], noise)
+    torch.testing.assert_close(after.deter, seen.state.deter[:, :, 3])
+    expected = world.rssm.latent.sample(seen.prior[:, :, 3], noise)
+    torch.testing.assert_close(after.latent, expected)
+
+
+def test_the_recurrent_state_stays_bounded() -> None:
+    world = model()
+    state = world.rssm.initial(S, B, torch.device("cpu"))
+    rng = Rng(range(S), "noise")
+    for _ in range(200):
+        noise = world.rssm.latent.draw_noise(rng, B)
+        state = world.rssm.imagine_step(state, 100 * torch.ones(S, B, A), noise)
+    assert bool((state.deter.detach().abs() <= 1.0).all())
+
+
+def test_the_first_predictions_of_reward_and_value_are_exactly_0() -> None:
+    world, features = model(), torch.randn(S, 7, model().feature_dim)
+    critic = DreamerCritic(world.feature_dim, rng=Rng(range(S), "critic"))
+    assert not world.reward(features).detach().any()
+    assert not critic.value(features).detach().any()
+
+
+@pytest.mark.parametrize("discrete", [True, False])
+def test_log_densities_and_entropies_of_the_policy_are_those_of_torch(discrete: bool) -> None:
+    actor = DreamerActor(6, A, discrete=discrete, rng=Rng(range(S), "actor"))
+    features = 30 * torch.randn(S, 8, 6)
+    action = actor.sample(features, actor.draw_noise(Rng(range(S), "noise"), 8))
+    log_prob, entropy = actor.log_prob_entropy(features, action)
+    raw = actor.layers(features)
+    known: Any  # PyTorch's distributions have no types
+    if discrete:
+        known = torch.distributions.Categorical(0.99 * raw.softmax(-1) + 0.01 / A)
+        expected, spread = known.log_prob(action.argmax(-1)), known.entropy()
+    else:
+        mean, std = raw.chunk(2, -1)
+        known = torch.distributions.Normal(mean.tanh(), 0.1 + 0.9 * torch.sigmoid(std + 2))
+        expected, spread = known.log_prob(action).sum(-1), known.entropy().sum(-1)
+    torch.testing.assert_close(log_prob, expected)
+    torch.testing.assert_close(entropy, spread)
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 64), (2, 10, 10), (1, 84, 84), (1, 17, 30)])
+def test_images_of_any_size_come_back_in_their_size(shape: tuple[int, ...]) -> None:
+    world = model(obs_shape=shape)
+    obs = torch.randint(256, (S, 2, *shape), dtype=torch.uint8)
+    prediction = world.decoder(torch.zeros(S, 2, world.feature_dim))
+    assert prediction.shape == obs.shape
+    loss = world.decoder.loss(prediction, obs)
+    expected = (prediction - obs.float() / 255).square().sum((2, 3, 4))
+    torch.testing.assert_close(loss, expected)
+
+
+def test_an_image_of_64_pixels_is_halved_four_times() -> None:
+    assert halvings(64, 64) == [(64, 64), (32, 32), (16, 16), (8, 8), (4, 4)]
+
+
+def test_images_that_cannot_be_taken_are_refused_in_one_sentence() -> None:
+    with pytest.raises(SpecMismatch, match="channels came last"):
+        model(obs_shape=(64, 64, 3))
+    with pytest.raises(SpecMismatch, match="smaller than the 8 pixels"):
+        model(obs_shape=(3, 7, 64))
+
+
+def test_stacked_transposed_convolutions_equal_single_ones() -> None:
+    rng = Rng(range(S), "conv")
+    layer = StackedConvTranspose2d(3, 2, 4, rng, stride=2, padding=1, init=scaled_init(1.0))
+    x = torch.randn(S, 5, 3, 4, 6)
+    out = layer(x, 9, 12)
+    assert out.shape == (S, 5, 2, 9, 12)
+    for seed in range(S):
+        single = torch.nn.functional.conv_transpose2d(
+            x[seed], layer.weight[seed], layer.bias[seed], 2, 1, (1, 0)
+        )
+        torch.testing.assert_close(out[seed], single)
+
+
+def test_sizes_grow_with_their_names() -> None:
+    counts = [
+        sum(p.numel() for p in WorldModel((3, 64, 64), 3, SIZES[name]).parameters())
+        for name in ("tiny", "small", "medium")
+    ]
+    assert counts == sorted(counts)
+    assert counts[0] < 1_000_000 < counts[1] < 10_000_000 < counts[2]
