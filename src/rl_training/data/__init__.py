@@ -6,6 +6,7 @@ from rl_training.data.dataset_sources import load_transition_dataset
 from rl_training.data.frame_replay import FrameReplayBuffer, PrioritizedFrameReplayBuffer
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
+from rl_training.data.recurrent_replay import RecurrentReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "OfflineDataset",
     "PrioritizedFrameReplayBuffer",
     "PrioritizedReplayBuffer",
+    "RecurrentReplayBuffer",
     "ReplayBuffer",
     "RolloutBatch",
     "TransitionBatch",

@@ -70,6 +70,61 @@ class TransitionBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SequenceBatch:
+    """Consecutive observations `[S, B, T, ...]`, each with what led to it.
+
+    Where `is_first` the past is unknown or of another episode, and the action means nothing.
+    """
+
+    obs: Tensor
+    action: Tensor
+    """The one before each observation."""
+    reward: Tensor
+    """The one that came with each observation; 0 with the first of an episode."""
+    is_first: Tensor
+    terminated: Tensor
+    """The observation is a terminal state; one at which an episode was cut off is not."""
+    index: Tensor | None = None
+    """Always None: sequences have no priorities."""
+
+    @classmethod
+    def from_mapping(cls, batch: Mapping[str, Tensor], *, num_seeds: int) -> SequenceBatch:
+        """Build a batch from named tensors `[B, T, ...]` (one seed) or `[S, B, T, ...]`.
+
+        Args:
+            batch: `obs, actions, rewards, dones` as in the fields, `dones` being terminations, and
+                optionally `is_first`; without it only the beginnings of sequences are first.
+            num_seeds: S.
+
+        Raises:
+            DataError: For a missing or unknown name or a wrong number of axes.
+        """
+        needed = {"obs", "actions", "rewards", "dones"}
+        missing = sorted(needed - batch.keys())
+        unknown = sorted(batch.keys() - needed - {"is_first"})
+        if missing or unknown:
+            raise DataError(f"the batch lacks {missing or 'nothing'} and has unknown {unknown}")
+        values = dict(batch)
+        if values["rewards"].ndim == 2 and num_seeds == 1:
+            values = {name: tensor.unsqueeze(0) for name, tensor in values.items()}
+        shape = tuple(values["rewards"].shape)
+        if len(shape) != 3 or shape[0] != num_seeds:
+            raise DataError(
+                f"rewards have shape {shape}; allowed are [B, T] for one seed or "
+                f"[{num_seeds}, B, T]"
+            )
+        steps = torch.arange(shape[2], device=values["rewards"].device)
+        first = values.get("is_first", torch.zeros_like(values["dones"])).bool() | (steps == 0)
+        return cls(
+            obs=values["obs"],
+            action=values["actions"],
+            reward=values["rewards"],
+            is_first=first,
+            terminated=values["dones"].bool(),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RolloutBatch:
     """Consecutive steps of n environments, `[S, T, n, ...]`, gathered by one policy."""
 

@@ -140,7 +140,7 @@ class ReplayBuffer:
         self._columns: dict[str, slice | int] = {}
         width = 0
         for name, (shape, dtype) in fields.items():
-            if dtype == torch.float32:
+            if dtype == torch.float32 and name not in self._apart:
                 size = math.prod(shape)
                 self._columns[name] = slice(width, width + size) if shape else width
                 width += size
