@@ -78,6 +78,15 @@ def test_a_two_hot_loss_is_the_cross_entropy_of_its_weights() -> None:
     torch.testing.assert_close(two_hot.loss(logits, target), expected)
 
 
+def test_a_distribution_to_begin_with_is_0_and_stays_near_it_under_rounding() -> None:
+    two_hot = TwoHot(255)
+    start = two_hot.start_logits()
+    assert float(two_hot.mean(start)) == 0.0
+    shaken = start * (1 + 1e-6 * normal(100, 255))
+    assert float(two_hot.mean(shaken).abs().max()) < 1e-3
+    assert float(two_hot.mean(1e-6 * normal(100, 255)).abs().max()) > 1.0
+
+
 def test_equal_logits_mean_exactly_nothing_and_targets_beyond_the_bins_are_clamped() -> None:
     two_hot = TwoHot(255)
     assert float(two_hot.mean(torch.zeros(255))) == 0.0

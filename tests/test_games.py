@@ -8,6 +8,7 @@ import pytest
 from rl_training.envs import make_env
 from rl_training.envs.games import LEFT, RIGHT, STAY, Breakout, Catch
 from rl_training.envs.snapshot import SnapshotWrapper
+from rl_training.errors import EnvError
 
 
 def breakout(**state: object) -> Breakout:
@@ -15,6 +16,19 @@ def breakout(**state: object) -> Breakout:
     game.reset(seed=0)
     game.set_state(game.get_state() | state)
     return game
+
+
+def test_cells_are_drawn_as_squares_of_pixels() -> None:
+    small, large = Catch(), Catch(image_size=64)
+    centres = (np.arange(10) * 64 + 32) // 10
+    seen = [game.reset(seed=3)[0] for game in (small, large)]
+    for step in range(9):
+        assert seen[1].shape == large.observation_space.shape == (2, 64, 64)
+        assert np.array_equal(seen[1][:, centres][:, :, centres], seen[0])
+        assert np.isin(seen[1].astype(bool).sum((1, 2)), (36, 42, 49)).all()
+        seen = [game.step(step % 3)[0] for game in (small, large)]
+    with pytest.raises(EnvError, match="image_size must be >= 10"):
+        make_env("rl_training/Breakout-v0", {"image_size": 9})
 
 
 def test_a_ball_falls_straight_and_is_caught_or_missed() -> None:

@@ -5,6 +5,7 @@ from rl_training.algorithms.bc import BC as BCAlgorithm
 from rl_training.algorithms.cql import CQL as CQLAlgorithm
 from rl_training.algorithms.discrete_cql import DiscreteCQL as DiscreteCQLAlgorithm
 from rl_training.algorithms.dqn import DQN as DQNAlgorithm
+from rl_training.algorithms.dreamer import Dreamer as DreamerAlgorithm
 from rl_training.algorithms.fqf import FQF as FQFAlgorithm
 from rl_training.algorithms.gail import GAIL as GAILAlgorithm
 from rl_training.algorithms.iql import IQL as IQLAlgorithm
@@ -33,4 +34,5 @@ from rl_training.api.algorithms import RLPD as RLPD
 from rl_training.api.algorithms import SAC as SAC
 from rl_training.api.algorithms import TD3BC as TD3BC
 from rl_training.api.algorithms import DiscreteCQL as DiscreteCQL
+from rl_training.api.algorithms import Dreamer as Dreamer
 from rl_training.experiment.config import TrainConfig as TrainConfig

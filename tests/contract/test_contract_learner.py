@@ -161,9 +161,12 @@ def test_update_takes_a_plain_mapping(algo: str) -> None:
         "obs": values["obs"],
         "actions": values["action"],
         "rewards": values["reward"],
-        "next_obs": values["next_obs"],
     }
-    if "discount" in values:
+    if "next_obs" in values:
+        mapping["next_obs"] = values["next_obs"]
+    if "is_first" in values:
+        mapping |= {"dones": values["terminated"], "is_first": values["is_first"]}
+    elif "discount" in values:
         mapping["dones"] = (values["discount"] == 0).float()
     else:
         mapping |= {"dones": values["terminated"], "truncations": values["truncated"]}

@@ -83,8 +83,17 @@ STACKED = {
     "task": "helpers.envs:CatchImages",
     "env_kwargs": {"max_episode_steps": 7, "wrappers": {"pixels": {"frame_stack": 3}}},
 }
+
+
+def pixels_of(algo: str) -> dict[str, Any]:
+    variant = PIXELS[get_algorithm_spec(algo).loop.value]
+    fields = get_algorithm_spec(algo).config_class.model_fields
+    kept = {k: v for k, v in variant.get("algo_kwargs", {}).items() if k in fields}
+    return STACKED | {"algo_kwargs": kept}
+
+
 RESUMES += [
-    pytest.param(name, STACKED | PIXELS[get_algorithm_spec(name).loop.value], id=f"{name}-pixels")
+    pytest.param(name, pixels_of(name), id=f"{name}-pixels")
     for name in algorithm_names()
     if takes_pixels(name)
 ]

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.tiny import SMALL_MODEL
+from helpers.tiny import SMALL_MODEL, SMALL_WORLD_MODEL
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.demonstrated import Demonstrated
+from rl_training.algorithms.replay_config import SequenceSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
-from rl_training.data.batch import RolloutBatch, TransitionBatch
+from rl_training.data.batch import RolloutBatch, SequenceBatch, TransitionBatch
 from rl_training.envs.probe import probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
@@ -39,6 +40,7 @@ SMALL: dict[str, Any] = {
     "discriminator_batch_size": 16,
     "discriminator_updates": 2,
     "initial_random_steps": 20,
+    **SMALL_WORLD_MODEL,
     "eval_interval": 60,
     **SMALL_MODEL,
 }
@@ -47,6 +49,7 @@ SMALL: dict[str, Any] = {
 AT_MOST: dict[str, int] = {"gradient_updates_per_step": 2, "num_critics": 3}
 """Bounds on defaults that would make tests slow, or too short to see what comes once a round."""
 
+Batch = TransitionBatch | RolloutBatch | SequenceBatch
 TASK = {"continuous": "Pendulum-v1", "discrete": "CartPole-v1"}
 PIXEL_TASK = "rl_training/Catch-v0"
 
@@ -94,9 +97,7 @@ def build(
     return learner, env
 
 
-def make_batch(
-    algo: str, env: EnvSpec, seeds: tuple[int, ...], key: int = 0
-) -> TransitionBatch | RolloutBatch:
+def make_batch(algo: str, env: EnvSpec, seeds: tuple[int, ...], key: int = 0) -> Batch:
     """Draw a batch whose part for a seed depends on that seed alone."""
     parts = [_one_seed(algo, env, seed, key) for seed in seeds]
     kind = type(parts[0])
@@ -107,10 +108,11 @@ def make_batch(
     return kind(**joined)
 
 
-def _one_seed(algo: str, env: EnvSpec, seed: int, key: int) -> TransitionBatch | RolloutBatch:
+def _one_seed(algo: str, env: EnvSpec, seed: int, key: int) -> Batch:
     spec = get_algorithm_spec(algo)
     generator = torch.Generator().manual_seed(1000 * seed + key)
-    lead = (1, 16, 4) if spec.loop is Loop.ON_POLICY else (1, 8)
+    sequences = issubclass(spec.config_class, SequenceSettings)
+    lead = (1, 16, 4) if spec.loop is Loop.ON_POLICY else (1, 8, 6) if sequences else (1, 8)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn((*lead, *shape), generator=generator)
@@ -121,6 +123,10 @@ def _one_seed(algo: str, env: EnvSpec, seed: int, key: int) -> TransitionBatch |
         action = normal(env.action_dim).tanh()
     ended = torch.rand(lead, generator=generator) < 0.2
     common = {"obs": random_obs(env, lead, generator), "action": action, "reward": normal()}
+    if sequences:
+        first = torch.rand(lead, generator=generator) < 0.2
+        first[..., 0] = True
+        return SequenceBatch(**common, is_first=first, terminated=ended)
     common["next_obs"] = random_obs(env, lead, generator)
     if spec.loop is Loop.ON_POLICY:
         cut = torch.rand(lead, generator=generator) < 0.2
@@ -174,16 +180,26 @@ def varying_values(algo: str, name: str, count: int) -> tuple[float, ...]:
         return tuple(-3.0 + 4.0 * index for index in range(count))
     default = settings.model_fields[name].default
     usual = default if isinstance(default, float) and default > 0 else 0.02
-    largest = {"tau": 0.9, "clip_coef": 0.003, "ent_coef": 1.0, "fraction_learning_rate": 0.01}.get(
-        name, usual
-    )
+    largest = {
+        "tau": 0.9,
+        "clip_coef": 0.003,
+        "ent_coef": 1.0,
+        "entropy_coef": 1.0,
+        "actor_learning_rate": 0.01,
+        "fraction_learning_rate": 0.01,
+    }.get(name, usual)
     return tuple(largest / 3**index for index in range(count))
 
 
 def rate_name(algo: str) -> str:
     """Return the setting that holds the step size of the first optimizer."""
     settings = get_algorithm_spec(algo).config_class
-    names = ("learning_rate", "policy_learning_rate", "model_learning_rate")
+    names = (
+        "learning_rate",
+        "policy_learning_rate",
+        "model_learning_rate",
+        "world_model_learning_rate",
+    )
     return next(name for name in names if name in settings.model_fields)
 
 

@@ -40,6 +40,21 @@ SMALL_MODEL: dict[str, Any] = {
     "planning_particles": 6,
 }
 """Small values of the settings of a dynamics ensemble, and of planning in one."""
+SMALL_WORLD_MODEL: dict[str, Any] = {
+    "size": "tiny",
+    "deter_size": 16,
+    "model_hidden_size": 16,
+    "units": 16,
+    "cnn_depth": 4,
+    "latent_groups": 4,
+    "latent_classes": 4,
+    "num_bins": 41,
+    "batch_length": 8,
+    "imagination_horizon": 3,
+    "warmup_updates": 0,
+    "actor_learning_rate": 1e-3,
+}
+"""Small values of the settings of a recurrent world model."""
 SMALL: dict[str, Any] = {
     "hidden_sizes": [16],
     "batch_size": 8,
@@ -52,6 +67,7 @@ SMALL: dict[str, Any] = {
     "initial_random_steps": 16,
     "eval_interval": 0,
     **SMALL_MODEL,
+    **SMALL_WORLD_MODEL,
 }
 """Small values of settings, used by the algorithms that have them."""
 

@@ -21,7 +21,7 @@ from rl_training.algorithms.results import Metrics as Metrics
 from rl_training.algorithms.results import StepOutput as StepOutput
 from rl_training.algorithms.results import UpdateResult as UpdateResult
 from rl_training.algorithms.schedules import learning_rate_factor
-from rl_training.data.batch import RolloutBatch, TransitionBatch
+from rl_training.data.batch import RolloutBatch, SequenceBatch, TransitionBatch
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
@@ -29,7 +29,7 @@ from rl_training.rng import Rng
 from rl_training.state import Counter, PerSeed, Stateful
 from rl_training.validation import parse
 
-BatchT = TypeVar("BatchT", TransitionBatch, RolloutBatch)
+BatchT = TypeVar("BatchT", TransitionBatch, RolloutBatch, SequenceBatch)
 
 
 class Learner(Stateful, Generic[BatchT]):

@@ -78,6 +78,8 @@ class Adam(Optimizer):
         max_grad_norm: float | None = None,
         weight_decay: Mapping[Tensor, float] | None = None,
         count_per_seed: bool = False,
+        adaptive_clip: float | None = None,
+        warmup: int = 0,
     ) -> None:
         """Create the state.
 
@@ -90,9 +92,13 @@ class Adam(Optimizer):
             weight_decay: L2 penalty of single parameters: d adds d p to the gradient of p.
             count_per_seed: Give each seed a step count of its own; needed where a mask lets seeds
                 rest and the optimizer is used again afterwards.
+            adaptive_clip: Clip the gradient of each tensor to this share of the tensor's norm.
+            warmup: Steps over which the step size grows from 0.
         """
+        assert not (warmup and count_per_seed), "one step size for all seeds"
         super().__init__(parameters, learning_rate)
         self.betas, self.eps, self.max_grad_norm = betas, eps, max_grad_norm
+        self.adaptive_clip, self.warmup = adaptive_clip, warmup
         self.first = TensorList([torch.zeros_like(p) for p in self.parameters])
         self.second = TensorList([torch.zeros_like(p) for p in self.parameters])
         self.num_seeds = self.parameters[0].shape[0] if count_per_seed else None
@@ -108,9 +114,14 @@ class Adam(Optimizer):
 
     def minimize(self, loss: Tensor, active: Tensor | None = None) -> None:
         """Step down the gradient of `loss` `[S]`; seeds that are not `active` `[S]` stay put."""
-        gradients = self.gradients(loss)
+        self.apply(self.gradients(loss), active)
+
+    def apply(self, gradients: list[Tensor], active: Tensor | None = None) -> None:
+        """Step down given gradients, which may be overwritten."""
         divisor = None
-        if self.max_grad_norm is not None and loss.shape[0] == 1:
+        if self.adaptive_clip is not None:
+            clip_adaptively(gradients, self.parameters, self.adaptive_clip)
+        if self.max_grad_norm is not None and self.parameters[0].shape[0] == 1:
             # One seed: the kernel divides by the excess of the norm on its way.
             norm = torch.linalg.vector_norm(torch.cat([g.flatten() for g in gradients]))
             divisor = norm.div_(self.max_grad_norm).clamp_(min=1.0)
@@ -143,6 +154,9 @@ class Adam(Optimizer):
         groups: Mapping[float, Sequence[int]],
     ) -> None:
         self.step_count += 1
+        rate = self.rate.tensor
+        if self.warmup:
+            rate = rate * (self.step_count / self.warmup).clamp(max=1.0)
         for decay, group in groups.items():
             every = (tensors, gradients, self.first.tensors, self.second.tensors)
             p, g, first, second = (self._slices([held[i] for i in group]) for held in every)
@@ -153,7 +167,7 @@ class Adam(Optimizer):
                 second,
                 [],
                 self._steps(len(group)),  # the kernel only reads them
-                lr=self.rate.tensor,
+                lr=rate,
                 beta1=self.betas[0],
                 beta2=self.betas[1],
                 weight_decay=decay,
@@ -211,6 +225,31 @@ def clip_per_seed(gradients: list[Tensor], max_norm: float) -> Tensor:
     for gradient in gradients:
         gradient.mul_(seed_view(scale, gradient.ndim))
     return norm
+
+
+def clip_adaptively(gradients: list[Tensor], parameters: Sequence[Tensor], clip: float) -> None:
+    """Scale gradients in place to at most `clip` times the norm of their parameter, per seed.
+
+    Each tensor by itself (Brock et al., 2021, arXiv:2102.06171, with whole tensors in place of
+    units); parameters near 0 count as 1e-3.
+    """
+    with torch.no_grad():
+        for gradient, parameter in zip(gradients, parameters, strict=True):
+            norm = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
+            most = torch.linalg.vector_norm(parameter.flatten(1), dim=1).clamp(min=1e-3) * clip
+            scale = (most / norm.clamp(min=1e-12)).clamp(max=1.0)
+            gradient.mul_(seed_view(scale, gradient.ndim))
+
+
+def minimize_together(loss: Tensor, optimizers: Sequence[Adam]) -> None:
+    """Step down `loss` `[S]` with several optimizers by one pass backwards."""
+    every = [parameter for optimizer in optimizers for parameter in optimizer.parameters]
+    found = torch.autograd.grad(loss if loss.numel() == 1 else loss.sum(), every)
+    left = [gradient.contiguous() for gradient in found]
+    for optimizer in optimizers:
+        count = len(optimizer.parameters)
+        optimizer.apply(left[:count])
+        left = left[count:]
 
 
 def seed_view(values: Tensor, ndim: int) -> Tensor:

@@ -1,7 +1,8 @@
 """Small pixel games that need no extra: Catch and a Breakout on a grid of 10 x 10.
 
 Observations are uint8 images `[channels, 10, 10]`, one channel per kind of thing, 255 where there
-is one.  Both can be continued exactly from a snapshot (`get_state`, `set_state`).
+is one; with `image_size` cells are drawn as squares of several pixels.  Both can be continued
+exactly from a snapshot (`get_state`, `set_state`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rl_training.envs.spec import Array
+from rl_training.errors import ConfigError
 
 SIZE = 10
 STAY, LEFT, RIGHT = 0, 1, 2
@@ -28,8 +30,22 @@ class _Game(gym.Env[Array, Any]):
     _plain: ClassVar[tuple[str, ...]]
     """Attributes that hold where the game stands."""
 
-    def __init__(self, sticky_actions: float = 0.0) -> None:
-        self.observation_space = spaces.Box(0, 255, (self.channels, SIZE, SIZE), np.uint8)
+    def __init__(self, sticky_actions: float = 0.0, image_size: int = SIZE) -> None:
+        """Set the game up.
+
+        Args:
+            sticky_actions: Chance that the last action is repeated.
+            image_size: Height and width of the image in pixels, at least 10.
+        """
+        if image_size < SIZE:
+            raise ConfigError(
+                f"env_kwargs.image_size must be >= {SIZE}, a pixel for each cell, got {image_size}"
+            )
+        shape = (self.channels, image_size, image_size)
+        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+        # Cells that the pixels show.
+        cells = [pixel * SIZE // image_size for pixel in range(image_size)]
+        self._cells = None if image_size == SIZE else np.ix_(range(self.channels), cells, cells)
         self.action_space = spaces.Discrete(3)
         self.sticky_actions = sticky_actions
         self.paddle = SIZE // 2
@@ -42,6 +58,10 @@ class _Game(gym.Env[Array, Any]):
         self.last_action = action
         step = {STAY: 0, LEFT: -1, RIGHT: 1}[action]
         self.paddle = min(max(self.paddle + step, 0), SIZE - 1)
+
+    def _drawn(self, image: Array) -> Array:
+        """The image of cells in its size in pixels."""
+        return image if self._cells is None else image[self._cells]
 
     def get_state(self) -> dict[str, Any]:
         """Return where the game stands."""
@@ -62,15 +82,15 @@ class Catch(_Game):
     channels = 2
     _plain = ("row", "column")
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, image_size: int = SIZE) -> None:
+        super().__init__(image_size=image_size)
         self.row = self.column = 0
 
     def _obs(self) -> Array:
         image = np.zeros((self.channels, SIZE, SIZE), np.uint8)
         image[0, PADDLE_ROW, self.paddle] = 255
         image[1, self.row, self.column] = 255
-        return image
+        return self._drawn(image)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -107,8 +127,8 @@ class Breakout(_Game):
     channels = 4
     _plain = ("ball", "trail", "velocity", "bricks", "just_struck")
 
-    def __init__(self, sticky_actions: float = 0.1) -> None:
-        super().__init__(sticky_actions)
+    def __init__(self, sticky_actions: float = 0.1, image_size: int = SIZE) -> None:
+        super().__init__(sticky_actions, image_size)
         self.ball: list[int] = [3, 0]  # row, column
         self.trail: list[int] = [3, 0]
         self.velocity: list[int] = [1, 1]
@@ -121,7 +141,7 @@ class Breakout(_Game):
         image[1, self.ball[0], self.ball[1]] = 255
         image[2, self.trail[0], self.trail[1]] = 255
         image[3, self.bricks] = 255
-        return image
+        return self._drawn(image)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -82,6 +82,14 @@ def make_latent(kind: LatentKind, size: DreamerSize) -> Latent:
     return CategoricalLatent(size.groups, size.classes, UNIFORM_MIX)
 
 
+def two_hot_head(inputs: int, hidden: Sequence[int], bins: TwoHot, rng: Rng) -> NormedMLP:
+    """Build a head whose output `[S, B, K]` begins as a distribution of mean 0 for every input."""
+    head = NormedMLP((inputs, *hidden, bins.num_bins), rng, output_scale=0.0)
+    with torch.no_grad():
+        head.output.bias.copy_(bins.start_logits())
+    return head
+
+
 class WorldModel(nn.Module):
     """Encoder, recurrent state-space model, and heads for observation, reward and continuation."""
 
@@ -131,9 +139,9 @@ class WorldModel(nn.Module):
             action=action_dim,
             rng=rng,
         )
-        self.reward_head = NormedMLP((self.feature_dim, *hidden, num_bins), rng, output_scale=0.0)
-        self.continue_head = NormedMLP((self.feature_dim, *hidden, 1), rng)
         self.reward_bins = TwoHot(num_bins, device=rng.device)
+        self.reward_head = two_hot_head(self.feature_dim, hidden, self.reward_bins, rng)
+        self.continue_head = NormedMLP((self.feature_dim, *hidden, 1), rng)
 
     def observe(self, obs: Tensor, action: Tensor, is_first: Tensor, rng: Rng) -> RSSMSequence:
         """Follow sequences of observations `[S, B, T, ...]` and the actions before them."""
@@ -195,6 +203,10 @@ class DreamerActor(nn.Module):
         mean, std = self._normal(features)
         return torch.addcmul(mean, std, noise)
 
+    def executed(self, action: Tensor) -> Tensor:
+        """Return what a task makes of an action: continuous ones end at their bounds."""
+        return action if self.discrete else action.clamp(-1, 1)
+
     def log_prob_entropy(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return log density of actions `[S, B, A]` and entropy, each `[S, B]`."""
         if self.discrete:
@@ -220,8 +232,8 @@ class DreamerCritic(nn.Module):
         super().__init__()
         hidden = [size.units] * size.layers
         rng = rng or Rng((0,), "model")
-        self.layers = NormedMLP((feature_dim, *hidden, num_bins), rng, output_scale=0.0)
         self.bins = TwoHot(num_bins, device=rng.device)
+        self.layers = two_hot_head(feature_dim, hidden, self.bins, rng)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits `[S, B, K]`."""

@@ -37,16 +37,31 @@ class Latent(Protocol):
         ...
 
 
-def mixed_log_probs(logits: Tensor, mix: float) -> Tensor:
-    """Log probabilities of `(1 - mix) softmax(logits) + mix uniform`, over the last axis.
+def mixed_probs(logits: Tensor, mix: float) -> Tensor:
+    """Return `(1 - mix) softmax(logits) + mix uniform`, over the last axis.
 
     The share of the uniform distribution keeps probabilities off 0, so that divergences and policy
     gradients stay bounded ("unimix" in arXiv:2301.04104).
     """
+    return (1 - mix) * torch.softmax(logits, -1) + mix / logits.shape[-1]
+
+
+def mixed_log_probs(logits: Tensor, mix: float) -> Tensor:
+    """Return the logarithm of `mixed_probs`."""
     if mix == 0.0:
         return functional.log_softmax(logits, -1)
-    probs = torch.softmax(logits, -1)
-    return torch.log((1 - mix) * probs + mix / logits.shape[-1])
+    return torch.log(mixed_probs(logits, mix))
+
+
+def one_hot_draw(probs: Tensor, noise: Tensor) -> Tensor:
+    """Draw from probabilities `[..., C]` by one uniform number `[...]` each, as one-hot vectors.
+
+    The class in whose share of [0, 1) the number falls; one number where the Gumbel trick takes C.
+    """
+    passed = (probs.cumsum(-1) <= noise.unsqueeze(-1)).sum(-1, keepdim=True)
+    classes = torch.arange(probs.shape[-1], device=probs.device)
+    # Shares may add up to a little less than 1.
+    return (passed.clamp(max=probs.shape[-1] - 1) == classes).to(probs.dtype)
 
 
 def one_hot_argmax(scores: Tensor) -> Tensor:
@@ -67,19 +82,21 @@ class CategoricalLatent:
         self.groups, self.classes, self.mix = groups, classes, mix
         self.size = self.outputs = groups * classes
 
+    def _grouped(self, raw: Tensor) -> Tensor:
+        return raw.view(*raw.shape[:-1], self.groups, self.classes)
+
     def _log_probs(self, raw: Tensor) -> Tensor:
         """Log probabilities `[..., G, C]`."""
-        return mixed_log_probs(raw.view(*raw.shape[:-1], self.groups, self.classes), self.mix)
+        return mixed_log_probs(self._grouped(raw), self.mix)
 
     def draw_noise(self, rng: Rng, *shape: int) -> Tensor:
-        """Draw log-exponential noise `[S, *shape, G, C]` for the Gumbel trick."""
-        return rng.exponential(*shape, self.groups, self.classes).log_()
+        """Draw a uniform number for each group, `[S, *shape, G]`."""
+        return rng.uniform(*shape, self.groups)
 
     def sample(self, raw: Tensor, noise: Tensor) -> Tensor:
         """Draw one-hot vectors `[..., G C]` with the gradient of their probabilities."""
-        log_probs = self._log_probs(raw)
-        drawn = one_hot_argmax((log_probs - noise).detach())
-        return straight_through(drawn, log_probs.exp()).flatten(-2)
+        probs = mixed_probs(self._grouped(raw), self.mix)
+        return straight_through(one_hot_draw(probs.detach(), noise), probs).flatten(-2)
 
     def kl(self, raw: Tensor, other: Tensor) -> Tensor:
         """Sum of `q (log q - log p)` over groups and classes, `[...]`."""

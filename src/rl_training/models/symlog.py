@@ -44,6 +44,15 @@ class TwoHot(nn.Module):
         # Not saved: a constant.
         self.register_buffer("bins", bins, persistent=False)
 
+    def start_logits(self) -> Tensor:
+        """Return logits `[K]` of a distribution to begin with: mean 0, far bins improbable.
+
+        `-|symlog(bin)|` gives every bin the same share in the mean.  From equal logits a rounding
+        error of the largest bin's probability is a thousandfold of a usual reward, until learning
+        has made that bin improbable.
+        """
+        return -symlog(self.bins).abs()
+
     def mean(self, logits: Tensor) -> Tensor:
         """Return the mean `[...]` of distributions `[..., K]`.
 

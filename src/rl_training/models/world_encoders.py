@@ -111,8 +111,7 @@ class ImageDecoder(nn.Module):
             x = layer(x, *size)
             if index < len(self.norms):
                 x = functional.silu(self.norms[index](x))
-        # Around one half, where pixels lie: untrained, an image is grey.
-        return x.float() + 0.5
+        return x.float()
 
     def target(self, obs: Tensor) -> Tensor:
         """Return what a prediction is compared with."""

@@ -53,7 +53,7 @@ from rl_training.runtime.sources import (
     replay_sources,
     replay_step,
     rollout_sources,
-    rows_per_update,
+    steps_per_update,
     update_name,
 )
 from rl_training.runtime.tracing import (
@@ -274,7 +274,7 @@ class ReplayRunner:
         self.recorder, self.acting = recorder, acting
         self._sources = replay_sources(learner, replay, recorder.names, acting)
         self.first_update = accelerator.first_update(
-            planned, 1, rows_per_update(learner), acting_seconds(learner, replay.num_envs)
+            planned, 1, steps_per_update(learner), acting_seconds(learner, replay.num_envs)
         )
         """From which update on programs are used; infinity is never."""
         self._switch_at = self.first_update

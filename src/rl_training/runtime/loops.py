@@ -81,9 +81,7 @@ def updates_due(config: ReplaySettings, before: int, now: int) -> int:
     """
     if now <= config.learning_starts:
         return 0
-    before = max(before, config.learning_starts)
-    rounds = now // config.train_frequency - before // config.train_frequency
-    return rounds * config.updates_per_round
+    return config.updates_by(now) - config.updates_by(max(before, config.learning_starts))
 
 
 def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -> TrainResult:

@@ -6,8 +6,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-import gymnasium
-
+from rl_training.envs.factory import make_env
 from rl_training.experiment.config import load_config
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import evaluate_checkpoint, load_agent
@@ -36,7 +35,7 @@ def reference_main(preset: str) -> None:
         print(f"eval_return_mean={result.metrics['eval_return_mean']:.2f}")
         again = evaluate_checkpoint(result.checkpoint_path, num_episodes=options.episodes)
         print(f"{options.episodes} fresh episodes: {again.metrics['eval_return_mean']:.2f}")
-        env = gymnasium.make(config.env_id)
+        env = make_env(config.env_id, config.env_kwargs)
         obs, _ = env.reset(seed=options.seed)
         print(f"action for {obs}: {load_agent(result.checkpoint_path).predict(obs)}")
         env.close()

@@ -12,7 +12,7 @@ import torch
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.prior_config import PriorDataConfig
-from rl_training.algorithms.replay_config import ReplayConfig, ReplaySettings
+from rl_training.algorithms.replay_config import ReplayConfig, ReplaySettings, SequenceSettings
 from rl_training.data.dataset_blocks import COLUMNS, RowSource
 from rl_training.data.dataset_buffer import DatasetBuffer
 from rl_training.data.dataset_config import DatasetStorage, open_configured
@@ -23,6 +23,7 @@ from rl_training.data.frame_replay import FrameReplayBuffer, PrioritizedFrameRep
 from rl_training.data.mapped_buffer import MappedBuffer
 from rl_training.data.mixed_replay import MixedPrioritizedReplayBuffer, MixedReplayBuffer
 from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
+from rl_training.data.recurrent_replay import SHARE_OF_STARTS, RecurrentReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
@@ -49,27 +50,39 @@ def make_replay(
         device: Of the learner.
         prior: Rows in place of the prior data that the settings name.
     """
-    images = _keeps_frames(config, spec)
-    kinds = {
-        (False, False): ReplayBuffer,
-        (False, True): PrioritizedReplayBuffer,
-        (True, False): FrameReplayBuffer,
-        (True, True): PrioritizedFrameReplayBuffer,
-    }
-    extra = _drawing(config)
-    kind: Callable[..., ReplayBuffer] = kinds[images, "priority_exponent" in extra]
+    if isinstance(config, SequenceSettings):
+        kind: Callable[..., ReplayBuffer] = RecurrentReplayBuffer
+        dtype = torch.uint8 if _has_images(spec) else torch.float32
+        extra: dict[str, Any] = {"sequence_length": config.batch_length, "obs_dtype": dtype}
+    else:
+        kind, extra = _of_transitions(config, spec)
     if isinstance(config, PriorDataConfig):
         kind = MixedPrioritizedReplayBuffer if config.prioritized else MixedReplayBuffer
         rows = open_prior(config, spec, device) if prior is None else prior
         extra["prior"] = dataset_buffer(rows, config, seeds, device)
         extra["prior_ratio"] = config.offline_batch_ratio
+    return _replay(kind, extra, config, spec, num_envs=num_envs, seeds=seeds, device=device)
+
+
+def _of_transitions(
+    config: ReplaySettings, spec: EnvSpec
+) -> tuple[Callable[..., ReplayBuffer], dict[str, Any]]:
+    """Return the buffer that keeps single steps of a task, and what it is made with."""
+    kinds: dict[tuple[bool, bool], Callable[..., ReplayBuffer]] = {
+        (False, False): ReplayBuffer,
+        (False, True): PrioritizedReplayBuffer,
+        (True, False): FrameReplayBuffer,
+        (True, True): PrioritizedFrameReplayBuffer,
+    }
+    images, extra = _keeps_frames(config, spec), _drawing(config)
+    kind = kinds[images, "priority_exponent" in extra]
     if images:
         extra |= {
             "frame_stack": spec.frame_stack,
             "max_episode_steps": spec.max_episode_steps,
             "obs_dtype": torch.uint8,
         }
-    return _replay(kind, extra, config, spec, num_envs=num_envs, seeds=seeds, device=device)
+    return kind, extra
 
 
 def _drawing(config: ReplaySettings) -> dict[str, Any]:
@@ -84,8 +97,11 @@ def _drawing(config: ReplaySettings) -> dict[str, Any]:
 
 def _keeps_frames(config: ReplaySettings, spec: EnvSpec) -> bool:
     """Tell whether frames are kept once: of images, where no prior data stands beside them."""
-    images = spec.obs_dtype == "uint8" and len(spec.obs_shape) == 3
-    return images and not isinstance(config, PriorDataConfig)
+    return _has_images(spec) and not isinstance(config, PriorDataConfig)
+
+
+def _has_images(spec: EnvSpec) -> bool:
+    return spec.obs_dtype == "uint8" and len(spec.obs_shape) == 3
 
 
 def _replay(
@@ -99,7 +115,7 @@ def _replay(
     device: torch.device,
 ) -> ReplayBuffer:
     discrete = spec.action_kind == "discrete"
-    row = _row_bytes(spec, _keeps_frames(config, spec))
+    row = _row_bytes(config, spec)
     needed = row * config.buffer_capacity * len(seeds)
     require_free(needed, f"algo_kwargs.buffer_capacity {config.buffer_capacity}", device)
     return kind(
@@ -115,10 +131,13 @@ def _replay(
     )
 
 
-def _row_bytes(spec: EnvSpec, images: bool) -> int:
+def _row_bytes(config: ReplaySettings, spec: EnvSpec) -> int:
     """Return the memory of one transition; the extra frames of a frame replay are few."""
     size = math.prod(spec.obs_shape)
-    if images:
+    if isinstance(config, SequenceSettings):
+        size += size // SHARE_OF_STARTS
+        return size * (1 if _has_images(spec) else 4) + 4 * (spec.action_dim + 4)
+    if _keeps_frames(config, spec):
         return size // spec.frame_stack + 4 * 5 + 8
     return 4 * (2 * size + spec.action_dim + 3)
 

@@ -56,6 +56,14 @@ def rows_per_update(learner: AnyLearner) -> int:
     return cast(OfflineConfig, settings).batch_size
 
 
+def steps_per_update(learner: AnyLearner) -> int:
+    """Return how many steps an update learns from, per seed: a sequence counts for many."""
+    settings = learner.config
+    if isinstance(settings, ReplaySettings):
+        return settings.steps_per_update
+    return rows_per_update(learner)
+
+
 def packed_step(learner: AnyLearner, replay: ReplayBuffer, metrics: Sequence[str]) -> Tensor:
     """Do `replay_step` and return the means of the metrics `[S, M]`."""
     return _packed(learner, replay_step(learner, replay), metrics)

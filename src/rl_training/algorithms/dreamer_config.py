@@ -1,0 +1,110 @@
+"""Settings of Dreamer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, ClassVar
+
+from pydantic import Field, model_validator
+
+from rl_training.algorithms.config import LRSchedule
+from rl_training.algorithms.replay_config import SequenceSettings
+from rl_training.models.dreamer import SIZES, DreamerSize, LatentKind, SizeName
+from rl_training.validation import (
+    Discount,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+
+
+class DreamerConfig(SequenceSettings):
+    """Settings of Dreamer."""
+
+    varying: ClassVar[frozenset[str]] = frozenset(
+        {
+            "world_model_learning_rate",
+            "actor_learning_rate",
+            "critic_learning_rate",
+            "entropy_coef",
+        }
+    )
+
+    gamma: Discount = 0.997
+    """Discount per environment step."""
+    buffer_capacity: PositiveInt = 200_000
+    """Steps kept; the oldest are overwritten."""
+    world_model_learning_rate: PositiveFloat = 1e-4
+    """Adam step size of the world model."""
+    actor_learning_rate: PositiveFloat = 4e-5
+    """Adam step size of the policy."""
+    critic_learning_rate: PositiveFloat = 4e-5
+    """Adam step size of the value."""
+    warmup_updates: NonNegativeInt = 1_000
+    """Updates over which the step sizes grow from 0."""
+    adaptive_clip: PositiveFloat = 0.3
+    """Largest gradient of a tensor as a share of the tensor's norm."""
+    size: SizeName = "small"
+    """Widths of the networks; the following change single ones."""
+    deter_size: PositiveInt | None = None
+    """Width of the recurrent state; null goes by `size`, here and below."""
+    model_hidden_size: PositiveInt | None = None
+    """Width of the layers inside the recurrent model."""
+    units: PositiveInt | None = None
+    """Width of the layers of heads, policy, value and of the encoder of vectors."""
+    mlp_layers: PositiveInt | None = None
+    """Hidden layers of each of them."""
+    cnn_depth: PositiveInt | None = None
+    """Channels of the first convolution; each further one has twice as many."""
+    latent_groups: PositiveInt | None = None
+    """Categorical variables of the stochastic state."""
+    latent_classes: Annotated[int, Field(ge=2)] | None = None
+    """Classes of each."""
+    latents: LatentKind = "categorical"
+    """Kind of the stochastic state; `gaussian` is that of the first Dreamer."""
+    num_bins: Annotated[int, Field(ge=3)] = 255
+    """Bins of the distributions of reward and value; odd."""
+    free_nats: NonNegativeFloat = 1.0
+    """Divergence of posterior and prior that costs nothing."""
+    dynamics_scale: NonNegativeFloat = 1.0
+    """Weight of the divergence that teaches the prior."""
+    representation_scale: NonNegativeFloat = 0.1
+    """Weight of the divergence that teaches the posterior."""
+    imagination_horizon: PositiveInt = 15
+    """Steps imagined from every state of a batch."""
+    return_lambda: Fraction = 0.95
+    """Trace of the returns; 0 bootstraps after one step, 1 at the horizon alone."""
+    entropy_coef: NonNegativeFloat = 3e-4
+    """Weight of the policy's entropy."""
+    entropy_coef_schedule: LRSchedule = Field(default=LRSchedule())
+    """Schedule of `entropy_coef`: a factor, as that of learning rates."""
+    return_range_rate: Fraction = 0.01
+    """Share of the newest returns in the range that advantages are divided by."""
+    target_critic_rate: Fraction = 0.02
+    """Share of the critic in its average per update; predictions are drawn towards those of it."""
+    target_critic_scale: NonNegativeFloat = 1.0
+    """Weight of that pull."""
+    replay_value_scale: NonNegativeFloat = 0.3
+    """Weight of the critic's loss on returns with real rewards; it teaches the world model too."""
+
+    @model_validator(mode="after")
+    def _bins_have_a_middle(self) -> DreamerConfig:
+        if self.num_bins % 2 == 0:
+            raise ValueError(f"num_bins must be an odd number, got {self.num_bins}")
+        return self
+
+    def widths(self) -> DreamerSize:
+        """Return the widths of all networks."""
+        names = {
+            "deter": self.deter_size,
+            "hidden": self.model_hidden_size,
+            "units": self.units,
+            "layers": self.mlp_layers,
+            "depth": self.cnn_depth,
+            "groups": self.latent_groups,
+            "classes": self.latent_classes,
+        }
+        given = {name: value for name, value in names.items() if value is not None}
+        return replace(SIZES[self.size], **given)
