@@ -52,6 +52,16 @@ def _peer(text: str) -> tuple[str, str]:
     return name, python
 
 
+def _peer_path(text: str) -> tuple[str, str]:
+    name, separator, folder = text.partition("=")
+    if not separator or PEER_PACKAGES.get(name) != "" or not Path(folder).is_dir():
+        names = ", ".join(name for name, package in PEER_PACKAGES.items() if not package)
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NAME=FOLDER with a name of {names} and a folder that is there"
+        )
+    return name, str(Path(folder).resolve())
+
+
 def _row(text: str) -> str:
     if text not in (*ROWS, "cpu", "gpu"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a row, cpu or gpu")
@@ -101,6 +111,14 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NAME=PYTHON",
         help=f"interpreter of a peer ({', '.join(PEER_PACKAGES)}); may be given several times",
     )
+    add(
+        "--peer-path",
+        dest="paths",
+        action="append",
+        type=_peer_path,
+        metavar="NAME=FOLDER",
+        help="sources of a peer that is no package (dreamerv3_torch)",
+    )
     # The name it had while there was one peer.
     add("--peer-python", dest="sb3", default=None, help=argparse.SUPPRESS)
     add("--threads", type=_positive, default=1, help="CPU threads of every side (1)")
@@ -128,6 +146,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Options, Path | N
         rows += names_of(name) if name in ("cpu", "gpu") else [name]
     options = Options(
         peers=dict(given.peers or ()) | ({"sb3": given.sb3} if given.sb3 else {}),
+        paths=dict(given.paths or ()),
         threads=given.threads,
         repeats=given.repeats,
         cold=given.cold,

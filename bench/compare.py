@@ -27,8 +27,9 @@ PEER_PACKAGES = {
     "axiomrl": "axiomrl",
     "imitation": "imitation",
     "mbrl": "mbrl",
+    "dreamerv3_torch": "",
 }
-"""Name of a peer on the command line to the package it is."""
+"""Name of a peer on the command line to the package it is; empty for one that is a folder."""
 FALLBACK = "running without compiled updates"
 """How a run begins to say that it does not use what was asked for."""
 
@@ -165,6 +166,8 @@ def _peer_side(name: str, python: str, row: Row, options: Options) -> Side:
     settings = WorkSettings(chunk=row.chunk, threads=options.threads)
     # A peer has an environment of its own, into which our packages must not leak.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    if name in options.paths:
+        environment["PYTHONPATH"] = options.paths[name]
     command = [python, "-m", "bench.worker", f"bench.peers.{name}", row.work]
     return Side(name, command, settings, environment)
 
@@ -173,6 +176,8 @@ def find_peer(name: str, options: Options) -> str | None:
     """Return the interpreter that has a peer: the one given, or this one if it has it."""
     if name in options.peers:
         return options.peers[name]
+    if not PEER_PACKAGES[name]:
+        return sys.executable if name in options.paths else None
     return sys.executable if importlib.util.find_spec(PEER_PACKAGES[name]) else None
 
 
@@ -198,7 +203,11 @@ def _figure(row: Row, sides: list[Side], notes: list[str]) -> Figure:
     if details:
         notes.append(", ".join(f"{name} {value:.4g}" for name, value in details.items()))
     if row.peers and len(sides) == len(row.ours) and not notes:
-        notes.append(f"no peer: give one with --peer {row.peers[0]}=PYTHON")
+        is_package = bool(PEER_PACKAGES[row.peers[0]])
+        option = (
+            f"--peer {row.peers[0]}=PYTHON" if is_package else f"--peer-path {row.peers[0]}=FOLDER"
+        )
+        notes.append(f"no peer: give one with {option}")
     return Figure(
         row=row.name,
         label=row.name,

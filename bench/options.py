@@ -16,6 +16,8 @@ class Options:
 
     peers: Mapping[str, str] = field(default_factory=dict)
     """Name of a peer to the interpreter that has it."""
+    paths: Mapping[str, str] = field(default_factory=dict)
+    """Name of a peer that is no package to the folder with its sources."""
     threads: int = 1
     repeats: int = 5
     cold: bool = False

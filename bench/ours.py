@@ -24,6 +24,7 @@ from bench.updates import (
     prepare_updates,
     update_config,
 )
+from bench.world_model import dreamer as dreamer
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,31 @@ class PETSSizes:
     particles: int = 20
 
 
+@dataclass(frozen=True)
+class DreamerSizes:
+    """Dreamer on images of 64 x 64 with three channels; other widths are the peer's."""
+
+    batch: int = 16
+    length: int = 64
+    deter: int = 200
+    depth: int = 16
+    groups: int = 32
+    classes: int = 32
+    hidden: int = 512
+    units: int = 512
+    layers: int = 2
+    horizon: int = 15
+    actions: int = 6
+    rows: int = 2_000
+    episodes: int = 4
+
+    def told(self) -> dict[str, int]:
+        """Return what must be equal on both sides; norms and first states differ a little."""
+        return asdict(self)
+
+
 PPO, DQN, SAC, OFFLINE = PPOSizes(), DQNSizes(), SACSizes(), OfflineSizes()
-GAIL, ENSEMBLE, PETS = GAILSizes(), EnsembleSizes(), PETSSizes()
+GAIL, ENSEMBLE, PETS, DREAMER = GAILSizes(), EnsembleSizes(), PETSSizes(), DreamerSizes()
 FULL_REPLAY = 1_000_000
 """Rows of the replay in the rows `checkpoint` and `memory`."""
 CHECKPOINT_INTERVAL = 10_000

@@ -27,6 +27,10 @@ def test_cells_are_drawn_as_squares_of_pixels() -> None:
         assert np.array_equal(seen[1][:, centres][:, :, centres], seen[0])
         assert np.isin(seen[1].astype(bool).sum((1, 2)), (36, 42, 49)).all()
         seen = [game.step(step % 3)[0] for game in (small, large)]
+    other = Catch(image_size=64, size=6)
+    other.reset(seed=0)
+    ends = [other.step(STAY)[2] for _ in range(5)]
+    assert ends == [False] * 4 + [True]
     with pytest.raises(EnvError, match="image_size must be >= 10"):
         make_env("rl_training/Breakout-v0", {"image_size": 9})
 

@@ -30,7 +30,7 @@ from rl_training.errors import DataError
 
 NOT_FIRST = -1.0
 """What a row says in place of a slot when its step did not begin an episode."""
-SHARE_OF_STARTS = 8
+SHARE_OF_STARTS = 4
 """There is a slot for one start in this many steps, where their number is not given."""
 NEVER = -1
 
@@ -64,7 +64,7 @@ class RecurrentReplayBuffer(ReplayBuffer):
             obs_shape: Shape of an observation.
             action_shape: Shape of an action; empty for discrete ones.
             sequence_length: T.
-            num_starts: First observations kept; None is one for 8 steps.
+            num_starts: First observations kept; None is one for 4 steps.
             num_envs: n.
             **options: As for `ReplayBuffer`; `obs_dtype=torch.uint8` keeps pixels small.
 

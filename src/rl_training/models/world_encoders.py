@@ -24,6 +24,7 @@ from rl_training.models.normed import NormedMLP, StackedRMSNorm, scaled_init
 from rl_training.models.symlog import symexp, symlog
 from rl_training.rng import Rng
 
+OUTPUT_SCALE = 0.01
 SMALLEST = 4
 """Height and width below which an image is not halved again: 64 becomes 4 in four steps."""
 
@@ -97,9 +98,12 @@ class ImageDecoder(nn.Module):
         widths = [last // 2**stage for stage in range(stages)] + [channels]
         self.first = StackedLinear(features, math.prod(self.first_shape), rng, (), scaled_init(1.0))
         self.first_norm = StackedRMSNorm(last, rng, channels=True)
+        # A last layer near 0 begins with a black image: noise of unit size would have to be
+        # unlearned first, and what the encoder can tell of small things with it.
+        scales = [1.0] * (stages - 1) + [OUTPUT_SCALE]
         self.layers = nn.ModuleList(
-            StackedConvTranspose2d(i, o, 4, rng, stride=2, padding=1, init=scaled_init(1.0))
-            for i, o in pairwise(widths)
+            StackedConvTranspose2d(i, o, 4, rng, stride=2, padding=1, init=scaled_init(scale))
+            for (i, o), scale in zip(pairwise(widths), scales, strict=True)
         )
         self.norms = nn.ModuleList(StackedRMSNorm(o, rng, channels=True) for o in widths[1:-1])
 
