@@ -89,6 +89,10 @@ class DreamerConfig(SequenceSettings):
     replay_value_scale: NonNegativeFloat = 0.3
     """Weight of the critic's loss on returns with real rewards; it teaches the world model too."""
 
+    watch_model: bool = True
+    """Predict real sequences without sight at every evaluation: errors in the log, and a video of
+    images in the run's folder `videos`."""
+
     @model_validator(mode="after")
     def _bins_have_a_middle(self) -> DreamerConfig:
         if self.num_bins % 2 == 0:

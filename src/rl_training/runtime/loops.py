@@ -29,6 +29,7 @@ from rl_training.runtime.prior import BLOCK, pretrain, pretrain_updates, prior_c
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
+from rl_training.runtime.world_model_health import WorldModelHealth
 
 
 def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -> TrainResult:
@@ -43,6 +44,7 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     parts = parts_of(imagination) | ({} if acting is None else {"acting": acting})
     session.register(learner, collector=collector, replay=replay, **parts)
     session.counts = partial(prior_counts, learner, replay)
+    health = WorldModelHealth.of(session, learner, replay)
     session.begin(collector.start, lambda: see_prior(learner, replay), replay.notes)
     planned = pretrain_updates(learner) + updates_due(config, 0, session.clock.planned.value)
     runner = ReplayRunner(session.accelerator, learner, batches, session.recorder, planned, acting)
@@ -69,6 +71,8 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
         if due:
             learner.begin_round(replay)
             runner.update(due)
+        if health is not None:
+            health.look_when_due()
         session.tick()
     return session.finish()
 

@@ -92,6 +92,11 @@ class Session:
         }
 
     @property
+    def folders(self) -> list[Path]:
+        """Folder of each member; the run's own for a single one."""
+        return list(self._folders)
+
+    @property
     def has_origin(self) -> bool:
         """Whether the run began with the networks of another."""
         return self.config.from_checkpoint is not None
