@@ -116,6 +116,16 @@ _PETS_ACTION = Row(
     peers=("mbrl",),
 )
 
+_DREAMER = Row(
+    name="dreamer",
+    what="train step of Dreamer: 64x64x3, 16 sequences of 64, deter 200, depth 16, stoch 32x32",
+    unit="gradient steps/s",
+    bar=Bar("ratio", 2.0),
+    work="dreamer",
+    chunk=1,
+    peers=("dreamerv3_torch",),
+)
+
 _ALL = (
     Row(
         name="sac",
@@ -143,15 +153,7 @@ _ALL = (
     *_with_bf16(_ENSEMBLE),
     *_with_bf16(_ROLLOUT),
     *_with_bf16(_PETS_ACTION),
-    Row(
-        name="dreamer",
-        what="train step of Dreamer: 64x64x3, 16 sequences of 64, deter 200, depth 16, stoch 32x32",
-        unit="gradient steps/s",
-        bar=Bar("ratio", 2.0),
-        work="dreamer",
-        chunk=1,
-        peers=("dreamerv3_torch",),
-    ),
+    *_with_bf16(_DREAMER),
     Row(
         name="dqn",
         what="DQN on CartPole-v1, the whole loop: 64x64, batch 64, one update a step",

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from bench.__main__ import main, make_parser, parse, report
-from bench.compare import PEER_PACKAGES, measure
+from bench.compare import PEER_PACKAGES, find_peer, measure
 from bench.figures import Figure
 from bench.gpu_seeds import WATCHED
 from bench.memory import peak_bytes, smallest_presets
@@ -160,6 +160,13 @@ def test_without_rows_all_of_the_cpu_are_measured_and_groups_can_be_named() -> N
     assert {*names_of("cpu"), *names_of("gpu")} == set(ROWS)
 
 
+def test_a_peer_that_is_a_folder_is_found_where_it_is_said_to_be(tmp_path: Path) -> None:
+    options = parse(["dreamer", "--peer-path", f"dreamerv3_torch={tmp_path}"])[1]
+    assert options.paths == {"dreamerv3_torch": str(tmp_path.resolve())}
+    assert find_peer("dreamerv3_torch", options) == sys.executable
+    assert find_peer("dreamerv3_torch", Options()) is None
+
+
 def test_peers_are_given_by_name() -> None:
     options = parse(["--peer", "sb3=/a/python", "--peer", "d3rlpy=/b/python"])[1]
     assert options.peers == {"sb3": "/a/python", "d3rlpy": "/b/python"}
@@ -167,7 +174,15 @@ def test_peers_are_given_by_name() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [["--peer", "sb4=/a"], ["--peer", "/a"], ["sak"], ["--repeats", "0"], ["--algo", "sac,ppo"]],
+    [
+        ["--peer", "sb4=/a"],
+        ["--peer-path", "sb3=/"],
+        ["--peer-path", "dreamerv3_torch=/no/such"],
+        ["--peer", "/a"],
+        ["sak"],
+        ["--repeats", "0"],
+        ["--algo", "sac,ppo"],
+    ],
 )
 def test_mistakes_on_the_command_line_are_named(
     wrong: list[str], capsys: pytest.CaptureFixture[str]

@@ -234,10 +234,12 @@ def clip_adaptively(gradients: list[Tensor], parameters: Sequence[Tensor], clip:
     units); parameters near 0 count as 1e-3.
     """
     with torch.no_grad():
-        for gradient, parameter in zip(gradients, parameters, strict=True):
-            norm = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
-            most = torch.linalg.vector_norm(parameter.flatten(1), dim=1).clamp(min=1e-3) * clip
-            scale = (most / norm.clamp(min=1e-12)).clamp(max=1.0)
+        sizes, most = (
+            torch.stack([torch.linalg.vector_norm(t.flatten(1), dim=1) for t in tensors])
+            for tensors in (gradients, parameters)
+        )  # [tensors, S]
+        scales = (clip * most.clamp(min=1e-3) / sizes.clamp(min=1e-12)).clamp(max=1.0)
+        for gradient, scale in zip(gradients, scales.unbind(0), strict=True):
             gradient.mul_(seed_view(scale, gradient.ndim))
 
 

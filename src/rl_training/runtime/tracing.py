@@ -231,9 +231,13 @@ def _adam(
     **_: Any,
 ) -> None:
     """Adam as element-wise operations (Kingma & Ba, 2015, end of Section 2)."""
-    rates = {id(step): (lr / (1 - beta1**step), (1 - beta2**step).sqrt()) for step in steps}
+    # By memory: while tracing, the one count of all tensors comes as another object for each.
+    different = {step.data_ptr(): step for step in steps}
+    rates = {
+        key: (lr / (1 - beta1**step), (1 - beta2**step).sqrt()) for key, step in different.items()
+    }
     for p, g, m, v, step in zip(parameters, gradients, first, second, steps, strict=True):
-        size, root = rates[id(step)]
+        size, root = rates[step.data_ptr()]
         g = g if grad_scale is None else g / grad_scale
         g = g if weight_decay == 0.0 else g + weight_decay * p
         m.lerp_(g, 1 - beta1)
