@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from helpers.contract import (
     PIXEL_TASK,
@@ -31,7 +30,7 @@ from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.models.precision import set_precision
 from rl_training.runtime import accelerate
 from rl_training.runtime.comparing import Undo, compare
-from rl_training.runtime.compiling import Program, Request
+from rl_training.runtime.compiling import Program, Request, as_traced
 from rl_training.runtime.imagining import synthetic_buffer
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.sources import (
@@ -41,7 +40,7 @@ from rl_training.runtime.sources import (
     replay_sources,
     rollout_sources,
 )
-from rl_training.runtime.tracing import Source, owned_tensors, trace
+from rl_training.runtime.tracing import Source, trace
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
 
@@ -106,14 +105,7 @@ def interpreted(source: Source, arguments: tuple[Any, ...]) -> Program:
     undo()
     constants = [node.target for node in made.graph.graph.nodes if node.op == "get_attr"]
     assert not constants, f"{source.name}: the compiler takes no constants, {constants}"
-    owned = owned_tensors(source.owners)
-    state = tuple(owned[path].detach() for path in made.inputs)
-
-    def call(inputs: list[Tensor]) -> Any:
-        with torch.no_grad():
-            return made.graph(*inputs)
-
-    return Program(call, state, made.arguments, made.output)
+    return as_traced(made, source)
 
 
 def grid_of(algo: str, *, shift: int = 0) -> dict[str, tuple[float, ...]]:

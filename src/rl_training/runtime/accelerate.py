@@ -40,6 +40,7 @@ from rl_training.runtime.compiling import (
     CompileJob,
     Program,
     Request,
+    as_traced,
     compile_here,
     has_bf16,
 )
@@ -69,6 +70,10 @@ WORTH_SECONDS = 120.0
 TOLERANCE = {"fp32": 0.02, "tf32": 0.05, "bf16": 0.15}
 """Largest difference of a change made by a program, relative to the change itself."""
 
+
+LARGE = 4_000
+"""Operations above which a CUDA graph is captured of the trace itself: to compile so many takes
+many minutes, and most of what it gains is gained by the capture already."""
 
 UNDECIDED, COMPILED, EAGER = 0, 1, 2
 
@@ -185,6 +190,8 @@ class Accelerator:
         with self._in_phase(source), fused:
             made = trace(source, self._arguments(source))
         undo()
+        if self.captures and made.num_operations > LARGE:
+            return as_traced(made, source)
         return compile_here(made, source)
 
     def _in_phase(self, source: Source) -> AbstractContextManager[None]:

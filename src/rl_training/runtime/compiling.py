@@ -267,7 +267,6 @@ def compile_here(made: Trace, source: Source) -> Program:
     """
     import torch._inductor as inductor
 
-    owned = owned_tensors(source.owners)
     examples = [node.meta["val"] for node in made.graph.graph.nodes if node.op == "placeholder"]
     on_cuda = any(example.is_cuda for example in examples)
     try:
@@ -283,5 +282,23 @@ def compile_here(made: Trace, source: Source) -> Program:
             result: Sequence[Tensor] = compiled(*inputs)
         return result
 
+    return _bound(call, made, source)
+
+
+def as_traced(made: Trace, source: Source) -> Program:
+    """Bind a trace as it is: its operations one by one, without Python or autograd around them."""
+
+    def call(inputs: list[Tensor]) -> Sequence[Tensor]:
+        with torch.no_grad():
+            result: Sequence[Tensor] = made.graph(*inputs)
+        return result
+
+    return _bound(call, made, source)
+
+
+def _bound(
+    call: Callable[[list[Tensor]], Sequence[Tensor]], made: Trace, source: Source
+) -> Program:
+    owned = owned_tensors(source.owners)
     state = tuple(owned[path].detach() for path in made.inputs)
     return Program(call, state, made.arguments, made.output)

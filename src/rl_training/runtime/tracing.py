@@ -49,6 +49,11 @@ class Trace:
     output: Any
     """Structure of what the function returned, see `flatten`."""
 
+    @property
+    def num_operations(self) -> int:
+        """How many operations it has."""
+        return sum(node.op == "call_function" for node in self.graph.graph.nodes)
+
 
 def owned_tensors(owners: Owners) -> dict[str, Tensor]:
     """Return every tensor the owners hold, by path; one held twice has the first path."""
