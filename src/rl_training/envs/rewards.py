@@ -22,10 +22,13 @@ from rl_training.envs.transition_functions import (
     check_function,
     family_of,
     own_function,
+    reward_function,
 )
 from rl_training.errors import EnvError
 
 Keywords = Mapping[str, Any]
+POLE_LENGTH = 0.6
+"""Length of InvertedPendulum's pole."""
 
 
 def reward_for(
@@ -95,6 +98,19 @@ def _inverted_pendulum(env_id: str, keywords: Keywords) -> StateFunction:
         return torch.where(ends(obs, action, next_obs), last, 1.0).to(obs.dtype)
 
     return inverted_pendulum
+
+
+@reward_function
+def balanced_pole(obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:  # noqa: ARG001
+    """How near the tip of InvertedPendulum's pole is to its place, from 0 to 1.
+
+    For planning only, as in PETS' cart-pole: being alive, the task's own reward, is worth the same
+    in all plans that do not fall within their horizon.
+    """
+    place, angle = next_obs[:, 0], next_obs[:, 1]
+    sideways = place + POLE_LENGTH * angle.sin()
+    below = POLE_LENGTH * (1 - angle.cos())
+    return torch.exp(-(sideways.square() + below.square()) / 0.3**2)
 
 
 def _double_pendulum(env_id: str, keywords: Keywords) -> StateFunction:
