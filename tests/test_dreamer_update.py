@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.contract import build, flat_state, make_batch
+from helpers.contract import build, flat_state, make_batch, small_config
 from rl_training.algorithms.dreamer import Dreamer
 from rl_training.algorithms.dreamer_acting import DreamerState
 from rl_training.algorithms.dreamer_config import DreamerConfig
@@ -19,6 +20,7 @@ from rl_training.data.batch import SequenceBatch
 from rl_training.errors import ConfigError
 from rl_training.models.rssm import RSSMState
 from rl_training.rng import Rng
+from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.loops import updates_due
 
 S, B, T, H = 1, 2, 3, 4
@@ -291,6 +293,15 @@ def test_a_warm_up_grows_the_step_size_from_0() -> None:
     torch.testing.assert_close(
         sizes, torch.tensor([0.025, 0.05, 0.075, 0.1, 0.1, 0.1]), atol=1e-6, rtol=0.0
     )
+
+
+def test_auto_leaves_updates_on_a_cpu_eager_and_compile_does_not() -> None:
+    found, env = build("dreamer")
+    heard: list[str] = []
+    for mode, expected in (("auto", math.inf), ("compile", 0)):
+        config = small_config("dreamer", "runs", accelerate=mode)
+        accelerator = Accelerator(config, env, found, heard.append)
+        assert accelerator.first_update(10**9, 1, 10**6) == expected
 
 
 def test_settings_that_do_not_fit_are_refused_in_one_sentence() -> None:

@@ -62,6 +62,9 @@ class AlgoConfig(Settings):
 
     varying: ClassVar[frozenset[str]] = frozenset()
     """Settings of this class that may differ between the members of a group; see `may_vary`."""
+    compiles_on_cpu: ClassVar[bool] = True
+    """Whether `accelerate: auto` compiles updates on a CPU: not where programs are so long that the
+    compiler takes more time than they save."""
 
     gamma: Discount = 0.99
     """Discount per environment step."""

@@ -32,6 +32,8 @@ class DreamerConfig(SequenceSettings):
         }
     )
 
+    compiles_on_cpu: ClassVar[bool] = False  # loops over time are unrolled
+
     gamma: Discount = 0.997
     """Discount per environment step."""
     buffer_capacity: PositiveInt = 200_000

@@ -117,6 +117,8 @@ class Accelerator:
             return math.inf
         if self.mode != "auto":
             return 0
+        if on_cpu and not self.learner.config.compiles_on_cpu:
+            return math.inf
         seconds = acting + gradient_steps * estimate_seconds(self.learner, batch_size)
         if planned * seconds < WORTH_SECONDS:
             return math.inf
