@@ -312,17 +312,17 @@ def pairs_of(value: float, rows: int = 2) -> Pairs:
 
 
 def test_the_replay_holds_the_last_rollouts_and_no_more() -> None:
-    replay = GeneratorReplay(2, pairs_of(0.0, 0))
+    replay = GeneratorReplay(2)
     for value in (1.0, 2.0, 3.0):
         replay.add(pairs_of(value))
     kept = replay.with_current(pairs_of(4.0))
     assert kept.obs.flatten().tolist() == [2, 2, 3, 3, 4, 4]
-    other = GeneratorReplay(2, pairs_of(0.0, 0))
+    other = GeneratorReplay(2)
     other.load_state_dict(replay.state_dict())
     assert torch.equal(other.with_current(pairs_of(4.0)).obs, kept.obs)
 
 
 def test_without_past_rollouts_only_the_current_one_is_drawn_from() -> None:
-    replay = GeneratorReplay(0, pairs_of(0.0, 0))
+    replay = GeneratorReplay(0)
     replay.add(pairs_of(1.0))
     assert replay.with_current(pairs_of(2.0)).obs.flatten().tolist() == [2, 2]

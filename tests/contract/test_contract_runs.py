@@ -78,6 +78,7 @@ RESUMES = [
 PIXELS: dict[str, dict[str, Any]] = {
     "off_policy": {"algo_kwargs": {"n_step": 2, "prioritized": True, "buffer_capacity": 60}},
     "on_policy": {},
+    "offline": {},
 }
 STACKED = {
     "task": "helpers.envs:CatchImages",

@@ -37,6 +37,8 @@ SMALL: dict[str, Any] = {
     "dataset_size": 200,
     "expert_dataset_size": 200,
     "discriminator_hidden_sizes": [16, 16],
+    "discriminator_features_dim": 16,
+    "discriminator_head_hidden_sizes": [16],
     "discriminator_batch_size": 16,
     "discriminator_updates": 2,
     "initial_random_steps": 20,

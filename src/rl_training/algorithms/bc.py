@@ -4,9 +4,9 @@ Supervised learning of actions: the policy maximises the likelihood of those dem
 cross-entropy where they are discrete and a Gaussian's density, or its mean's squared error, where
 they are continuous.
 
-Deviations: a tanh MLP with a Gaussian or categorical head, where the paper has a sigmoid network
-    with a Gaussian bump over discretised steering; the Gaussian's deviation does not depend on the
-    state, so its mean is the least-squares fit.
+Deviations: a tanh MLP, or convolutions for images, with a Gaussian or categorical head, where the
+    paper has a sigmoid network with a Gaussian bump over discretised steering; the Gaussian's
+    deviation does not depend on the state, so its mean is the least-squares fit.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import StepOutput, TransitionLearner
 from rl_training.algorithms.losses import weighted_mean
 from rl_training.algorithms.offline_config import OfflineConfig
+from rl_training.algorithms.pixel_config import PixelConfig, encoder_for, refuse_standardized
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.standardized import Standardized
 from rl_training.data.batch import TransitionBatch
@@ -25,16 +26,14 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_policy import MLPPolicyModel
 from rl_training.rng import Rng
-from rl_training.validation import PositiveFloat, Sizes
+from rl_training.validation import PositiveFloat
 
 
-class BCConfig(OfflineConfig):
+class BCConfig(OfflineConfig, PixelConfig):
     """Settings of behaviour cloning; rewards of the data are never used."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"learning_rate"})
 
-    hidden_sizes: Sizes = (64, 64)
-    """Widths of the hidden layers."""
     learning_rate: PositiveFloat = 1e-3
     """Adam step size."""
     loss: Literal["nll", "mse"] = "nll"
@@ -58,8 +57,8 @@ class BC(Standardized, TransitionLearner):
         if config.loss == "mse" and model.discrete:
             raise ConfigError("loss is mse, but the actions are discrete; use nll (cross-entropy)")
         # Squared error says nothing about the deviation, so it stays where it is.
-        trained = model.actor if config.loss == "mse" else model
-        self.optimizer = self.adam(trained.parameters(), max_grad_norm=config.max_grad_norm)
+        trained = model.mode_parameters() if config.loss == "mse" else model.parameters()
+        self.optimizer = self.adam(trained, max_grad_norm=config.max_grad_norm)
         self.setup_statistics()
 
     def step(self, batch: TransitionBatch) -> StepOutput:
@@ -70,18 +69,19 @@ class BC(Standardized, TransitionLearner):
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """-E[log pi(a|s)], or E|a - mu(s)|^2, `[S]`; observations as the network sees them."""
-        log_prob, entropy = self.model.log_prob_entropy(batch.obs, batch.action)
-        error = action_error(self.model.mode(batch.obs), batch.action)
+        features = self.model.embed(batch.obs)
+        log_prob, entropy = self.model.log_prob_entropy(features, batch.action)
+        error = action_error(self.model.mode(features), batch.action)
         row_loss = error if self.config.loss == "mse" else -log_prob
         metrics = {"entropy": entropy.detach(), "action_error": error.detach()}
         return weighted_mean(row_loss, batch.weight), metrics
 
     def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Take the most likely action, or sample one when exploring a likelihood was fitted."""
-        obs = self.normalize(obs)
+        features = self.model.embed(self.normalize(obs))
         if not explore or self.config.loss == "mse":
-            return self.model.mode(obs)
-        return self.model.sample(obs, self.model.draw_noise(self.rng, obs.shape[1]))
+            return self.model.mode(features)
+        return self.model.sample(features, self.model.draw_noise(self.rng, obs.shape[1]))
 
 
 def action_error(chosen: Tensor, action: Tensor) -> Tensor:
@@ -99,11 +99,14 @@ def bc_loss(learner: BC, batch: TransitionBatch) -> dict[str, Tensor]:
 
 def bc_networks(env: EnvSpec, config: BCConfig, rng: Rng) -> dict[str, nn.Module]:
     """Build the policy for a task."""
+    images = len(env.obs_shape) > 1
+    refuse_standardized(env, "normalize_observations", images and config.normalize_observations)
     model = MLPPolicyModel(
         env.obs_dim,
         env.action_dim,
-        config.hidden_sizes,
+        config.head_hidden_sizes if images else config.hidden_sizes,
         discrete=env.action_kind == "discrete",
+        encoder=encoder_for(env, config, rng, orthogonal_init=True) if images else None,
         initial_log_std=config.initial_log_std,
         rng=rng,
     )
@@ -119,6 +122,7 @@ SPEC = AlgorithmSpec(
     networks=bc_networks,
     loop=Loop.OFFLINE,
     action_kinds=("discrete", "continuous"),
+    obs_ndims=(1, 3),
     metrics={
         "loss": "negative log-likelihood, or squared error, of the data's actions",
         "entropy": "policy entropy",

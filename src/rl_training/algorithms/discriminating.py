@@ -2,7 +2,7 @@
 
 D(s, a) = sigmoid(logit) is the probability of "expert", so the optimal logit is
 log rho_expert(s, a) - log rho_policy(s, a).
-Shapes: S seeds, B batch, R rows, I inputs, A actions.
+Shapes: S seeds, B batch, R rows, E features, I inputs, A actions.
 """
 
 from __future__ import annotations
@@ -48,10 +48,13 @@ class Discriminating(PPO):
         self.discriminator.refresh()
         # What a compiled program is called with is plain tuples.
         expert, policy = Pairs(*expert), Pairs(*policy)
-        loss, expert_logit, policy_logit = self.discriminator_loss(expert, policy)
+        shown, made = self.inputs(expert), self.inputs(policy)
+        expert_logit, policy_logit = self.logits_of(shown), self.logits_of(made)
+        loss = self.loss_of(expert_logit, policy_logit, expert.ended, policy.ended)
         penalty = torch.zeros_like(loss)
         if "gradient_penalty" in self.varied or self.config.gradient_penalty > 0:
-            between = interpolate(self.inputs(expert), self.inputs(policy), mix)
+            # Features are data here: an encoder shall not flee to where the slope is right.
+            between = interpolate(shown.detach(), made.detach(), mix)
             gradient = self.discriminator.input_gradient(between)
             penalty = penalty_of_norm(gradient, self.config.gradient_penalty_norm)
         total = add_weighted(loss, penalty, self.setting("gradient_penalty"))
@@ -63,28 +66,37 @@ class Discriminating(PPO):
             "policy_recognised": (policy_logit[:, : policy.num_rows] < 0).float().mean(1),
         }
 
-    def discriminator_loss(self, expert: Pairs, policy: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the loss `[S]` without penalty, and the logits of both sides."""
-        expert_logit, policy_logit = self.logits(expert), self.logits(policy)
-        loss = discriminator_loss(
-            expert_logit,
-            policy_logit,
-            self.absorbing_weights(expert.ended),
-            self.absorbing_weights(policy.ended),
+    def loss_of(
+        self, expert: Tensor, policy: Tensor, expert_ended: Tensor, policy_ended: Tensor
+    ) -> Tensor:
+        """Return the loss `[S]` without penalty, of the logits of both sides."""
+        return discriminator_loss(
+            expert,
+            policy,
+            self.absorbing_weights(expert_ended),
+            self.absorbing_weights(policy_ended),
             self.config.label_smoothing,
         )
-        return loss, expert_logit, policy_logit
+
+    @property
+    def standardizes(self) -> bool:
+        """Whether the discriminator sees standardised observations; images never are."""
+        return self.config.normalize_discriminator_obs and self.discriminator.encoder is None
+
+    def features(self, obs: Tensor) -> Tensor:
+        """Return what the discriminator sees of observations, `[S, B, E]`."""
+        return self.discriminator.embed(self.discriminator_norm(obs) if self.standardizes else obs)
 
     def inputs(self, pairs: Pairs) -> Tensor:
-        """Return what the discriminator sees of pairs, `[S, B, I]`."""
-        obs = pairs.obs
-        if self.config.normalize_discriminator_obs:
-            obs = self.discriminator_norm(obs)
-        return self.discriminator.inputs(obs, pairs.action)
+        """Return what the discriminator's MLP is given of pairs, `[S, B, I]`."""
+        return self.discriminator.inputs(self.features(pairs.obs), pairs.action)
 
     def logits(self, pairs: Pairs) -> Tensor:
         """Return the logits of pairs, followed by that of the absorbing state if there is one."""
-        rows = self.inputs(pairs)
+        return self.logits_of(self.inputs(pairs))
+
+    def logits_of(self, rows: Tensor) -> Tensor:
+        """Return the logits of inputs `[S, B, I]`, and that of the absorbing state."""
         if self.config.absorbing_states:
             rows = torch.cat([rows, self.discriminator.absorbing_input()], 1)
         return self.discriminator.forward(rows)
@@ -108,10 +120,12 @@ class Discriminating(PPO):
         With absorbing states, a termination is also paid for all that comes after it (Section 4.1
         of arXiv:1809.02925): r + sum_k gamma^k r_absorbing.
         """
-        rewards = imitation_reward(self.logits(pairs), self.config.reward_form)
+        features = self.features(pairs.obs)
+        logits = self.logits_of(self.discriminator.inputs(features, pairs.action))
+        rewards = imitation_reward(logits, self.config.reward_form)
         own = rewards[:, : pairs.num_rows]
         if self.config.reward_form == "conditional":
-            own = own - self.expected_logit(pairs)
+            own = own - self.expected_logit(pairs, features)
         if self.config.normalize_reward:
             self.reward_norm.update(own)
             scale = (self.reward_norm.variance + 1e-8).rsqrt()
@@ -120,17 +134,23 @@ class Discriminating(PPO):
             own = own + pairs.ended * self.absorbing_steps * rewards[:, -1:]
         return own
 
-    def expected_logit(self, pairs: Pairs) -> Tensor:
-        """Return E_{a ~ pi(.|s)}[logit(s, a)], `[S, R]`: a sum where actions are discrete."""
+    def expected_logit(self, pairs: Pairs, features: Tensor) -> Tensor:
+        """Return E_{a ~ pi(.|s)}[logit(s, a)], `[S, R]`: a sum where actions are discrete.
+
+        Args:
+            pairs: Whose states they are.
+            features: What the discriminator sees of them, `[S, R, E]`.
+        """
+        join = self.discriminator.inputs
         embedding = self.model.embed(self.normalize(pairs.obs))
         if self.model.discrete:
             total = torch.zeros_like(pairs.ended)
             for action in range(self.model.action_dim):
                 same = torch.full_like(pairs.action, action)
                 chance = self.model.log_prob_entropy(embedding, same)[0].exp()
-                total = total + chance * self.logits(pairs._replace(action=same))
+                total = total + chance * self.logits_of(join(features, same))
             return total
         noise = self.model.draw_noise(self.rng, CONDITIONAL_SAMPLES, pairs.num_rows)
         drawn = [self.model.sample(embedding, part) for part in noise.unbind(1)]
-        logits = [self.logits(pairs._replace(action=action)) for action in drawn]
+        logits = [self.logits_of(join(features, action)) for action in drawn]
         return torch.stack(logits).mean(0)

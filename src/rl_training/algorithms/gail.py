@@ -9,7 +9,8 @@ log rho_expert(s, a) - log rho_policy(s, a) (the paper's D is 1 - D here).
 Overrides: setup, step.
 Deviations: PPO in place of TRPO; causal entropy is PPO's `ent_coef`; several discriminator steps
     per rollout, on demand over the last rollouts; regularisers and more reward forms, two of them
-    as later work has them (arXiv:1704.00028, 1802.05957, 1710.11248, 1809.02925).
+    as later work has them (arXiv:1704.00028, 1802.05957, 1710.11248, 1809.02925).  Of images the
+    discriminator sees features of its own encoder, and the gradient penalty is taken there.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rl_training.algorithms.demonstrated import Demonstrated
 from rl_training.algorithms.discriminating import Discriminating
 from rl_training.algorithms.gail_config import GAILConfig
 from rl_training.algorithms.optim import Adam
+from rl_training.algorithms.pixel_config import encoder_for
 from rl_training.algorithms.ppo import PPO, ppo_networks
 from rl_training.algorithms.ppo import SPEC as PPO_SPEC
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
@@ -47,15 +49,8 @@ class GAIL(Discriminating, Demonstrated):
     def setup(self) -> None:
         """Add a replay of what the policy did."""
         super().setup()
-        config, seeds, device = self.config, self.num_seeds, self.device
-        shape = () if self.model.discrete else (self.model.action_dim,)
-        kind = torch.int64 if self.model.discrete else torch.float32
-        empty = Pairs(
-            torch.zeros(seeds, 0, self.model.obs_dim, device=device),
-            torch.zeros(seeds, 0, *shape, dtype=kind, device=device),
-            torch.zeros(seeds, 0, device=device),
-        )
-        self.generator_replay = GeneratorReplay(config.discriminator_rollouts - 1, empty)
+        past = self.config.discriminator_rollouts - 1
+        self.generator_replay = GeneratorReplay(past, self.num_seeds, self.device)
 
     def see_data(self, buffer: ReplayBuffer) -> None:
         """Clone the demonstrations for a while, where a warm start is asked for."""
@@ -67,16 +62,16 @@ class GAIL(Discriminating, Demonstrated):
         """Fit the policy's mode to the expert; a Gaussian keeps its deviation, to explore with."""
         expert, config = self.expert, self.config
         if config.normalize_obs:
-            self.obs_norm.update(expert.obs.expand(self.num_seeds, -1, -1))
-        optimizer = Adam(self.model.actor.parameters(), config.bc_warmup_learning_rate)
+            self.obs_norm.update(expert.obs.expand(self.num_seeds, -1, -1).float())
+        optimizer = Adam(self.model.mode_parameters(), config.bc_warmup_learning_rate)
         for _ in range(config.bc_warmup_updates):
             index = self.rng.integers(expert.num_rows, config.discriminator_batch_size)
             obs, action, _ = expert.take(index)
-            obs = self.normalize(obs)
+            features = self.model.embed(self.normalize(obs))
             if self.model.discrete:
-                row_loss = -self.model.log_prob_entropy(obs, action)[0]
+                row_loss = -self.model.log_prob_entropy(features, action)[0]
             else:
-                row_loss = action_error(self.model.mode(obs), action)
+                row_loss = action_error(self.model.mode(features), action)
             optimizer.minimize(row_loss.mean(1))
 
     def step(self, batch: RolloutBatch) -> StepOutput:
@@ -97,9 +92,9 @@ class GAIL(Discriminating, Demonstrated):
         expert = self.expert.take(self.rng.integers(self.expert.num_rows, drawn))
         generated = self.generator_replay.with_current(current)
         policy = generated.take(self.rng.integers(generated.num_rows, drawn))
-        if config.normalize_discriminator_obs:
+        if self.standardizes:
             for side in (expert, current):  # half of the statistics each, whatever their sizes
-                self.discriminator_norm.update(side.obs, weight=current.num_rows)
+                self.discriminator_norm.update(side.obs.float(), weight=current.num_rows)
         steps = []
         for start in range(0, drawn, size):
             mix = self.rng.uniform(size, 1)
@@ -111,17 +106,23 @@ class GAIL(Discriminating, Demonstrated):
 
 def gail_loss(learner: GAIL, expert: Pairs, policy: Pairs) -> Tensor:
     """Compute the discriminator's loss `[S]`, without penalty, at the current parameters."""
-    return learner.discriminator_loss(expert, policy)[0]
+    logits = learner.logits(expert), learner.logits(policy)
+    return learner.loss_of(*logits, expert.ended, policy.ended)
 
 
 def gail_networks(env: EnvSpec, config: GAILConfig, rng: Rng) -> dict[str, nn.Module]:
-    """Build the networks for a task: PPO's, then the discriminator."""
+    """Build the networks for a task: PPO's, then the discriminator with an encoder of its own."""
     networks = ppo_networks(env, config, rng)
+    sizes, encoder = config.discriminator_hidden_sizes, None
+    if len(env.obs_shape) > 1:
+        sizes = config.discriminator_head_hidden_sizes
+        encoder = encoder_for(env, config, rng, features=config.discriminator_features)
     networks["discriminator"] = MLPGAILDiscriminator(
         env.obs_dim,
         env.action_dim,
-        config.discriminator_hidden_sizes,
+        sizes,
         discrete=env.action_kind == "discrete",
+        encoder=encoder,
         spectral_norm=config.spectral_norm,
         absorbing=config.absorbing_states,
         rng=rng,
@@ -138,6 +139,7 @@ SPEC = AlgorithmSpec(
     networks=gail_networks,
     loop=Loop.ON_POLICY,
     action_kinds=("discrete", "continuous"),
+    obs_ndims=(1, 3),
     metrics={
         **PPO_SPEC.metrics,
         "discriminator_loss": "cross-entropy of the discriminator; log 2 is a blind one",

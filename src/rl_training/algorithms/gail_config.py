@@ -36,17 +36,23 @@ class GAILConfig(PPOConfig, ExpertSettings):
     discriminator_batch_size: PositiveInt = 256
     """Expert pairs, and as many of the policy, per discriminator step and seed."""
     discriminator_hidden_sizes: Sizes = (64, 64)
-    """Widths of the discriminator's hidden layers."""
+    """Widths of the discriminator's hidden layers for vector observations."""
+    discriminator_features_dim: PositiveInt | None = 256
+    """Width of the layer after the discriminator's own convolutions; null has none."""
+    discriminator_head_hidden_sizes: Sizes = (64,)
+    """Hidden layers between an image's features with the action and the logit; without any, what
+    the state and what the action are worth is only added."""
     discriminator_rollouts: PositiveInt = 1
     """Last rollouts that the policy's pairs are drawn from; 1 is the current one alone."""
     normalize_discriminator_obs: bool = True
-    """Standardise the discriminator's observations by running statistics of both sides."""
+    """Standardise its observations by running statistics of both sides; images are scaled alone."""
     gradient_penalty: NonNegativeFloat = 0.0
-    """Weight of the penalty on the logit's gradient between expert and policy; 0 is without."""
+    """Weight of the penalty on the logit's gradient between expert and policy, by the features
+    where there are images; 0 is without."""
     gradient_penalty_norm: NonNegativeFloat = 1.0
     """Norm that the penalty draws the gradient to."""
     spectral_norm: bool = False
-    """Divide each weight of the discriminator by its largest singular value."""
+    """Divide each weight of the discriminator's MLP by its largest singular value."""
     label_smoothing: Fraction = 0.0
     """Expert pairs are labelled 1 minus this; 0 is without."""
     normalize_reward: bool = False
@@ -57,6 +63,12 @@ class GAILConfig(PPOConfig, ExpertSettings):
     """Steps of behaviour cloning before the first rollout; 0 is without."""
     bc_warmup_learning_rate: PositiveFloat = 1e-3
     """Adam step size of that cloning."""
+
+    @property
+    def discriminator_features(self) -> tuple[int, ...]:
+        """Widths of the layers that belong to the discriminator's features of an image."""
+        width = self.discriminator_features_dim
+        return () if width is None else (width,)
 
     @model_validator(mode="after")
     def _absorbing_states_end(self) -> GAILConfig:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.envs.spec import EnvSpec
+from rl_training.errors import ConfigError
 from rl_training.models.encoders import (
     EncoderName,
     EncoderOptions,
@@ -35,11 +36,25 @@ class PixelConfig(AlgoConfig):
         return () if self.features_dim is None else (self.features_dim,)
 
 
+def refuse_standardized(env: EnvSpec, key: str, asked_for: bool) -> None:
+    """Refuse to standardise images.
+
+    Raises:
+        ConfigError: When the setting `key` asks for it.
+    """
+    if asked_for:
+        raise ConfigError(
+            f"algo_kwargs.{key} is true, but {env.env_id} gives images, which are scaled "
+            "to [0, 1] as they are; set it to false"
+        )
+
+
 def encoder_for(
     env: EnvSpec,
     config: PixelConfig,
     rng: Rng,
     *,
+    features: Sequence[int] | None = None,
     more: Sequence[int] = (),
     noisy: bool = False,
     orthogonal_init: bool = False,
@@ -50,13 +65,14 @@ def encoder_for(
         env: The task.
         config: The settings.
         rng: Source of the initial weights.
+        features: Layers after the convolutions; None has those of the settings.
         more: Hidden layers after the features of an image.
         noisy: Let the hidden layers carry learned noise.
         orthogonal_init: Draw orthogonal weights.
     """
     options = EncoderOptions(
         hidden_sizes=config.hidden_sizes,
-        pixel_sizes=(*config.features, *more),
+        pixel_sizes=(*(config.features if features is None else features), *more),
         kind=config.encoder,
         noisy=noisy,
         orthogonal_init=orthogonal_init,

@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import OnPolicyLearner, StepOutput
 from rl_training.algorithms.losses import add_weighted, gae, ppo_policy_loss, ppo_value_loss
-from rl_training.algorithms.pixel_config import PixelConfig, encoder_for
+from rl_training.algorithms.pixel_config import PixelConfig, encoder_for, refuse_standardized
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch
 from rl_training.data.normalizer import RunningNorm
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import ConfigError
 from rl_training.models.mlp_actor_critic import ActorCriticModel, MLPActorCriticModel
 from rl_training.rng import Rng
 from rl_training.validation import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Sizes
@@ -251,11 +250,7 @@ def ppo_networks(env: EnvSpec, config: PPOConfig, rng: Rng) -> dict[str, nn.Modu
             rng=rng,
         )
         return {"model": vector}
-    if config.normalize_obs:
-        raise ConfigError(
-            f"algo_kwargs.normalize_obs is true, but {env.env_id} gives images, which are scaled "
-            "to [0, 1] as they are; set it to false"
-        )
+    refuse_standardized(env, "normalize_obs", config.normalize_obs)
     model = ActorCriticModel(
         encoder_for(env, config, rng, orthogonal_init=True),
         env.obs_dim,

@@ -31,9 +31,9 @@ class Pairs(NamedTuple):
 
     @classmethod
     def of_buffer(cls, buffer: ReplayBuffer) -> Pairs:
-        """Return the rows of a dataset, shared by all seeds."""
+        """Return the rows of a dataset, shared by all seeds; images stay as they are stored."""
         rows = buffer.rows
-        return cls(rows["obs"].float(), rows["action"], 1 - rows["continues"])
+        return cls(rows["obs"], rows["action"], 1 - rows["continues"])
 
     @property
     def num_rows(self) -> int:
@@ -57,19 +57,22 @@ class Pairs(NamedTuple):
 class GeneratorReplay:
     """The pairs of the rollouts before the current one, at most `rollouts` of them.
 
-    How many rows a rollout has is known when the first arrives; until then there are none, and what
-    is loaded brings its own number.
+    How many rows a rollout has, and of which shapes and types, is known when the first arrives;
+    until then there are none, and what is loaded brings its own.
     """
 
-    def __init__(self, rollouts: int, empty: Pairs) -> None:
+    def __init__(
+        self, rollouts: int, num_seeds: int = 1, device: torch.device | str = "cpu"
+    ) -> None:
         """Begin with nothing.
 
         Args:
             rollouts: How many past rollouts to keep; 0 keeps none.
-            empty: Pairs of the right shapes with no rows.
+            num_seeds: S.
+            device: Where loaded rows go.
         """
         self._rollouts = rollouts
-        self._past = empty
+        self._past = Pairs(*(torch.zeros(num_seeds, 0, device=device) for _ in Pairs._fields))
 
     def with_current(self, current: Pairs) -> Pairs:
         """Return the rows kept, followed by those of the current rollout."""

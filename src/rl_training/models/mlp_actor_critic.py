@@ -1,6 +1,6 @@
 """Actor-critic networks of on-policy methods: a policy and a value, on observations or on features.
 
-Shapes: S seeds, B batch, E embedding.
+Shapes: S seeds, B batch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from rl_training.rng import Rng
 
 
 class ActorCriticModel(MLPPolicyModel):
-    """Policy and value networks with orthogonal weights, for S seeds, on what an encoder gives.
-
-    Everything but `embed` takes embedded observations.
-    """
+    """Policy and value networks with orthogonal weights, for S seeds, on what an encoder gives."""
 
     def __init__(
         self,
@@ -45,27 +42,19 @@ class ActorCriticModel(MLPPolicyModel):
             initial_log_std: Start of the Gaussian's log standard deviation (a free parameter).
             rng: Source of the initial weights; its number of seeds is S.
         """
-        inputs = obs_dim if encoder is None else encoder.embedding_dim
         super().__init__(
-            inputs,
+            obs_dim,
             action_dim,
             hidden_sizes,
             discrete=discrete,
+            encoder=encoder,
             activation=activation,
             initial_log_std=initial_log_std,
             rng=rng,
         )
-        self.encoder, self.obs_dim = encoder, obs_dim
         self.critic = StackedMLP(
-            (inputs, *hidden_sizes, 1), rng, activation=activation, orthogonal=1.0
+            (self.embedding_dim, *hidden_sizes, 1), rng, activation=activation, orthogonal=1.0
         )
-
-    def embed(self, obs: Tensor) -> Tensor:
-        """Return what the networks read, `[S, B, E]`."""
-        if self.encoder is None:
-            return obs
-        embedding: Tensor = self.encoder(obs)
-        return embedding
 
     def value(self, obs: Tensor) -> Tensor:
         """Return V(s), `[S, B]`."""

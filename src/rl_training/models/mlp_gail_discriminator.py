@@ -1,9 +1,10 @@
 """The discriminator of adversarial imitation: does a pair (s, a) come from the expert?
 
-Its logit is that of "expert": D = sigmoid(logit).  Inputs are the observation, the action (one-hot
-where discrete) and, where absorbing states are learned about, an indicator of them.
+Its logit is that of "expert": D = sigmoid(logit).  Inputs are the observation, or what an encoder
+makes of an image, the action (one-hot where discrete) and, where absorbing states are learned
+about, an indicator of them.
 
-Shapes: S seeds, B batch, I inputs, H hidden.
+Shapes: S seeds, B batch, E features, I inputs, H hidden.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rl_training.models.layers import StackedLinear, tanh
+from rl_training.models.mlp_q_network import Encoder
 from rl_training.rng import Rng
 
 
 class MLPGAILDiscriminator(nn.Module):
-    """An MLP with tanh between its layers, for S seeds."""
+    """An MLP with tanh between its layers, for S seeds, on vectors or on an encoder's features."""
 
     def __init__(
         self,
@@ -28,6 +31,7 @@ class MLPGAILDiscriminator(nn.Module):
         hidden_sizes: Sequence[int] = (64, 64),
         *,
         discrete: bool,
+        encoder: Encoder | None = None,
         spectral_norm: bool = False,
         absorbing: bool = False,
         rng: Rng | None = None,
@@ -35,11 +39,14 @@ class MLPGAILDiscriminator(nn.Module):
         """Build the network.
 
         Args:
-            obs_dim: Length of an observation.
+            obs_dim: Entries of an observation.
             action_dim: Number of discrete actions, or length of a continuous one.
-            hidden_sizes: Widths of the hidden layers.
+            hidden_sizes: Widths of the hidden layers; without any, what an observation and what
+                an action are worth is only added.
             discrete: Whether actions are whole numbers.
-            spectral_norm: Divide each weight by its largest singular value (arXiv:1802.05957).
+            encoder: What makes features of observations; None lets the layers read them.
+            spectral_norm: Divide each weight of the MLP by its largest singular value
+                (arXiv:1802.05957).
             absorbing: Add an input that is 1 in the absorbing state and 0 elsewhere.
             rng: Source of the initial weights; its number of seeds is S.
         """
@@ -47,11 +54,13 @@ class MLPGAILDiscriminator(nn.Module):
         rng = rng or Rng((0,), "discriminator")
         self.obs_dim, self.action_dim, self.discrete = obs_dim, action_dim, discrete
         self.absorbing, self.spectral_norm = absorbing, spectral_norm
-        self.input_dim = obs_dim + action_dim + int(absorbing)
+        features = obs_dim if encoder is None else encoder.embedding_dim
+        self.input_dim = features + action_dim + int(absorbing)
         sizes = (self.input_dim, *hidden_sizes, 1)
         layers = [StackedLinear(inputs, outputs, rng) for inputs, outputs in pairwise(sizes)]
         self.layers = nn.ModuleList(layers)
         self._layers = tuple(layers)
+        self.encoder = encoder
         # Estimates of each weight's first singular vectors, which a power iteration improves.
         for index, layer in enumerate(layers if spectral_norm else ()):
             inputs, outputs = layer.weight.shape[1:]
@@ -60,15 +69,26 @@ class MLPGAILDiscriminator(nn.Module):
         for _ in range(8 if spectral_norm else 0):
             self.refresh()
 
-    def inputs(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Join observations `[S, B, ...]` and actions `[S, B]` or `[S, B, A]` to `[S, B, I]`."""
+    def embed(self, obs: Tensor) -> Tensor:
+        """Return the features of observations, `[S, B, E]`; vectors are their own.
+
+        Those of an encoder have mean 0 and variance 1 in each row: small beside the action they
+        would be overlooked, and a free scale would let the encoder evade a gradient penalty.
+        """
+        if self.encoder is None:
+            return obs.float()
+        features: Tensor = self.encoder(obs)
+        return functional.layer_norm(features, features.shape[-1:])
+
+    def inputs(self, features: Tensor, action: Tensor) -> Tensor:
+        """Join features `[S, B, E]` and actions `[S, B]` or `[S, B, A]` to `[S, B, I]`."""
         if self.discrete:
             # Not `one_hot`, which reads the largest action on the host.
             every = torch.arange(self.action_dim, device=action.device)
-            action = (action.unsqueeze(-1) == every).to(obs.dtype)
-        parts = [obs, action]
+            action = (action.unsqueeze(-1) == every).to(features.dtype)
+        parts = [features, action]
         if self.absorbing:
-            parts.append(torch.zeros_like(obs[..., :1]))
+            parts.append(torch.zeros_like(features[..., :1]))
         return torch.cat(parts, -1)
 
     def absorbing_input(self) -> Tensor:

@@ -1,11 +1,11 @@
 """A policy alone: categorical over discrete actions, diagonal Gaussian over continuous ones.
 
-Shapes: S seeds, B batch, A actions or action entries.
+Shapes: S seeds, B batch, A actions or action entries, E embedding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,15 @@ from rl_training.models.heads import (
     gumbel_sample,
 )
 from rl_training.models.layers import StackedMLP
+from rl_training.models.mlp_q_network import Encoder
 from rl_training.rng import Rng
 
 
 class MLPPolicyModel(nn.Module):
-    """Policy network with orthogonal weights, for S seeds."""
+    """Policy with orthogonal weights, for S seeds, on observations or an encoder's features.
+
+    Everything but `embed` takes embedded observations, which vectors are as they stand.
+    """
 
     def __init__(
         self,
@@ -30,6 +34,7 @@ class MLPPolicyModel(nn.Module):
         hidden_sizes: Sequence[int] = (64, 64),
         *,
         discrete: bool,
+        encoder: Encoder | None = None,
         activation: str = "tanh",
         initial_log_std: float = 0.0,
         rng: Rng | None = None,
@@ -37,10 +42,11 @@ class MLPPolicyModel(nn.Module):
         """Build the network.
 
         Args:
-            obs_dim: Length of an observation.
+            obs_dim: Entries of an observation.
             action_dim: Number of discrete actions, or length of a continuous one.
             hidden_sizes: Widths of the hidden layers.
             discrete: Categorical policy when true, diagonal Gaussian otherwise.
+            encoder: What makes features of observations; None lets the layers read them.
             activation: Name of the activation.
             initial_log_std: Start of the Gaussian's log standard deviation (a free parameter).
             rng: Source of the initial weights; its number of seeds is S.
@@ -48,13 +54,31 @@ class MLPPolicyModel(nn.Module):
         super().__init__()
         rng = rng or Rng((0,), "model")
         self.obs_dim, self.action_dim, self.discrete = obs_dim, action_dim, discrete
+        self.embedding_dim = obs_dim if encoder is None else encoder.embedding_dim
         # A small last layer makes the first policy nearly uniform (Andrychowicz et al., 2020).
         self.actor = StackedMLP(
-            (obs_dim, *hidden_sizes, action_dim), rng, activation=activation, orthogonal=0.01
+            (self.embedding_dim, *hidden_sizes, action_dim),
+            rng,
+            activation=activation,
+            orthogonal=0.01,
         )
         if not discrete:
             shape = (rng.num_seeds, 1, action_dim)
             self.log_std = nn.Parameter(torch.full(shape, initial_log_std, device=rng.device))
+        self.encoder = encoder
+
+    def embed(self, obs: Tensor) -> Tensor:
+        """Return what the networks read, `[S, B, E]`."""
+        if self.encoder is None:
+            return obs
+        embedding: Tensor = self.encoder(obs)
+        return embedding
+
+    def mode_parameters(self) -> Iterator[nn.Parameter]:
+        """Yield what the mode depends on: the policy's layers and the encoder below them."""
+        yield from self.actor.parameters()
+        if self.encoder is not None:
+            yield from self.encoder.parameters()
 
     def mode(self, obs: Tensor) -> Tensor:
         """Return the most likely action."""
