@@ -133,6 +133,7 @@ OWN_WAYS: dict[str, list[dict[str, Any]]] = {
     "gail": [
         {"gradient_penalty": 10.0, "spectral_norm": True, "label_smoothing": 0.1},
         {"absorbing_states": True, "normalize_reward": True, "discriminator_rollouts": 3},
+        {"task": PIXEL_TASK, "gradient_penalty": 1.0, "absorbing_states": True},
     ],
 }
 """Settings that take another way through an update, beside those that a loop's methods share."""
