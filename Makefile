@@ -20,8 +20,13 @@ check: $(STAMP)  ## Formatting, lint and types.
 learn: $(STAMP)  ## Learning runs over several seeds; about half an hour on two cores.
 	$(BIN)/python -m pytest -m slow -v -s tests/learning
 
-faults: $(STAMP)  ## Kill runs at random moments, resume, compare to the bit.
-	$(BIN)/python -m pytest -m slow -v -s tests/faults
+# JOBS processes at once, KILLS per method, runs of STEPS steps: make faults JOBS=16 KILLS=20
+JOBS ?= 2
+KILLS ?= 15
+STEPS ?= 1500
+faults: $(STAMP)  ## Kill, corrupt and starve runs of every method; prints the table of what was tried.
+	RL_FAULTS_KILLS=$(KILLS) RL_FAULTS_STEPS=$(STEPS) $(BIN)/python -m pytest -n $(JOBS) \
+		-m "slow or not slow" --timeout 3600 tests/faults
 
 bench: $(STAMP)  ## Speed beside Stable-Baselines3, where that is installed.
 	$(BIN)/python -m bench
