@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
 import re
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,13 +21,17 @@ from filelock import FileLock, Timeout
 
 from rl_training._version import __version__
 from rl_training.errors import ConfigError, RLTrainingError
+from rl_training.experiment import checkpoint_files as files
 from rl_training.experiment.config import TrainConfig
 
 REPORTED_PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "pydantic", "mujoco", "ale-py")
 
 
 def create_run_folder(config: TrainConfig, run_suffix: str | None = None) -> Path:
-    """Make the folder of a new run and write its configuration and circumstances there.
+    """Make the folder of a new run, with its configuration and circumstances in it.
+
+    The folder appears whole, in one step: a process that dies here leaves either nothing under that
+    name or a run that `resume` can begin.
 
     Raises:
         ConfigError: When `run_name` is taken, or the folder cannot be made.
@@ -33,14 +39,37 @@ def create_run_folder(config: TrainConfig, run_suffix: str | None = None) -> Pat
     name = config.run_name or _automatic_name(config)
     if run_suffix:
         name = f"{name}_{run_suffix}"
-    path = _make_folder(Path(config.output_dir), name, unique=config.run_name is None)
+    parent = Path(config.output_dir)
+    staged = parent / f".new-{name}-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        files.make_parents(parent)
+        files.make_dir(staged)
+        try:
+            _describe_run(staged, config)
+            return _publish(staged, parent, name, unique=config.run_name is None)
+        except BaseException:
+            files.remove_tree(staged)
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"output_dir {str(parent)!r}: no folder can be made there ({error.strerror})"
+        ) from None
+
+
+def _describe_run(path: Path, config: TrainConfig) -> None:
     for member, folder in zip(config.members, member_folders(path, config), strict=True):
-        folder.mkdir(exist_ok=True)
-        (folder / "config.yaml").write_text(config.for_member(member).to_yaml(), encoding="utf-8")
+        if folder != path:
+            files.make_dir(folder)
+        _write_text(folder / "config.yaml", config.for_member(member).to_yaml())
+        files.fsync_dir(folder)
     if config.is_group:
-        (path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    (path / "run.json").write_text(json.dumps(describe_system(), indent=2), encoding="utf-8")
-    return path
+        _write_text(path / "config.yaml", config.to_yaml())
+    _write_text(path / "run.json", json.dumps(describe_system(), indent=2))
+    files.fsync_dir(path)
+
+
+def _write_text(path: Path, text: str) -> None:
+    files.write_file(path, [text.encode("utf-8")])
 
 
 def member_folders(path: Path, config: TrainConfig) -> list[Path]:
@@ -60,24 +89,32 @@ def _automatic_name(config: TrainConfig) -> str:
     return f"{config.algo}_{env}_seed{seeds}{more}{grid}_{time}"
 
 
-def _make_folder(parent: Path, name: str, *, unique: bool) -> Path:
+def _publish(staged: Path, parent: Path, name: str, *, unique: bool) -> Path:
+    """Give a finished folder its name, or one like it that is free."""
     for attempt in range(1000):
         path = parent / (name if attempt == 0 else f"{name}_{attempt}")
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            if not unique:
-                raise ConfigError(
-                    f"run_name {name!r} is taken: {path} exists; choose another, or continue it "
-                    f"with `rl-training resume --checkpoint {path}`"
-                ) from None
-        except OSError as error:
-            raise ConfigError(
-                f"output_dir {str(parent)!r}: no folder can be made there ({error.strerror})"
-            ) from None
-        else:
+        if _renamed(staged, path):
+            files.fsync_dir(parent)
             return path
+        if not unique:
+            raise ConfigError(
+                f"run_name {name!r} is taken: {path} exists; choose another, or continue it "
+                f"with `rl-training resume --checkpoint {path}`"
+            )
     raise ConfigError(f"output_dir {str(parent)!r} already holds 1000 runs named {name}")
+
+
+def _renamed(staged: Path, path: Path) -> bool:
+    if path.exists():
+        return False
+    try:
+        files.rename(staged, path)
+    except OSError as error:
+        # Another process was faster, and its folder is not empty.
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True
 
 
 def describe_system() -> dict[str, Any]:

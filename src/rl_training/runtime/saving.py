@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import NonFiniteError
+from rl_training.experiment import checkpoint_files as files
 from rl_training.experiment.checkpointing import (
     LoadedCheckpoint,
     list_checkpoints,
@@ -148,9 +148,13 @@ def set_newer_aside(folder: Path, step: int) -> list[str]:
     if not newer:
         return []
     aside = folder / f"superseded-{datetime.now(timezone.utc).strftime('%Y%m%d-%H%M%S-%f')}"
-    aside.mkdir()
-    for entry in newer:
-        os.rename(entry.path, aside / entry.path.name)
+    with files.advise(f"moving later checkpoints to {aside}"):
+        files.make_dir(aside)
+        # The newest first: what a crash leaves behind must not be followed by a gap.
+        for entry in reversed(newer):
+            files.rename(entry.path, aside / f"step_{entry.step}")
+        files.fsync_dir(aside)
+        files.fsync_dir(files.checkpoints_dir(folder))
     steps = ", ".join(str(entry.step) for entry in newer)
     return [f"continuing from step {step}; later checkpoints ({steps}) were moved to {aside}"]
 
@@ -180,6 +184,10 @@ def _write_best(folder: Path, step: int) -> None:
     """Say which checkpoint is the best, for people and for `--best`."""
     if step < 0:
         return
+    text = json.dumps({"step": step, "path": f"checkpoints/step_{step}"})
     temporary = folder / f".{BEST_FILE}.tmp"
-    temporary.write_text(json.dumps({"step": step, "path": f"checkpoints/step_{step}"}))
-    os.replace(temporary, folder / BEST_FILE)
+    with files.advise(f"writing {folder / BEST_FILE}"):
+        files.remove_file(temporary)  # a process that died while writing may have left one
+        files.write_file(temporary, [text.encode()])
+        files.rename(temporary, folder / BEST_FILE)
+        files.fsync_dir(folder)
