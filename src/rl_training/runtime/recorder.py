@@ -14,6 +14,8 @@ from rl_training.state import Counter, StateDict, copy_tensor, require_same_keys
 FOLD_AFTER = 128
 """Updates whose metrics are kept as they are before they are added up in one operation."""
 
+_NEVER = 2**62
+
 
 class MetricRecorder:
     """Running sums of an algorithm's declared metrics, `[S, M]`.
@@ -32,6 +34,8 @@ class MetricRecorder:
         self._rows: list[Tensor] = []  # [P, S, M] each
         self._num_rows = 0
         self._restored = self._none_pending()
+        self._folded = 0
+        self._first_bad = torch.full(self.sums.shape, _NEVER, dtype=torch.int64, device=device)
 
     def _none_pending(self) -> Tensor:
         return self.sums.new_zeros(self.sums.shape[0], 0, self.sums.shape[1])
@@ -59,7 +63,13 @@ class MetricRecorder:
             self._fold()
 
     def _fold(self) -> None:
-        self.sums += self._means().sum(1)
+        means = self._means()
+        self.sums += means.sum(1)
+        # Which update was the first to go wrong; nothing is read, that is for the error to do.
+        number = torch.arange(1, means.shape[1] + 1, device=means.device).view(1, -1, 1)
+        found = torch.where(means.isfinite(), _NEVER, number + self._folded).amin(1)
+        self._first_bad = torch.minimum(self._first_bad, found)
+        self._folded += means.shape[1]
         self._pending = [[] for _ in self.names]
         self._rows, self._num_rows = [], 0
         self._restored = self._none_pending()
@@ -87,6 +97,16 @@ class MetricRecorder:
         self.sums.zero_()
         self.updates.value = 0
         return [dict(zip(self.names, row, strict=True)) for row in rows]
+
+    def first_bad(self) -> list[dict[str, int]]:
+        """Return, for each seed, the first update whose metric was not finite, by metric.
+
+        Updates are counted from where this process took the run up, and read from the device.
+        """
+        return [
+            {name: at for name, at in zip(self.names, row, strict=True) if at != _NEVER}
+            for row in self._first_bad.tolist()
+        ]
 
     def state_dict(self) -> StateDict:
         """Return sums, counts and what is not yet added up."""

@@ -22,6 +22,7 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.state_tree import slice_seed, stack_seeds
+from rl_training.runtime.diagnostics import non_finite
 from rl_training.state import require_same_keys
 
 BEST_FILE = "best.json"
@@ -75,11 +76,11 @@ class Saver:
         """Write one checkpoint per seed, then drop those no longer kept.
 
         Raises:
-            NonFiniteError: When the learner holds NaN or infinity; nothing is written then.
+            NonFiniteError: When a part holds NaN or infinity; nothing is written then.
             CheckpointError: When the disk refuses; older checkpoints stay.
         """
         states = {name: part.state_dict() for name, part in parts.items()}
-        _require_finite(states["learner"], "learner", step)
+        _require_finite(states, step)
         segmented = {name: part for name, part in parts.items() if _has_segments(part)}
         paths = [
             save_checkpoint(
@@ -169,14 +170,13 @@ def _has_segments(part: object) -> bool:
     return getattr(part, "segment_range", None) is not None
 
 
-def _require_finite(tree: Any, path: str, step: int) -> None:
-    if isinstance(tree, Mapping):
-        for name, value in tree.items():
-            _require_finite(value, f"{path}.{name}", step)
-    elif isinstance(tree, torch.Tensor) and tree.is_floating_point() and not tree.isfinite().all():
+def _require_finite(states: Mapping[str, Any], step: int) -> None:
+    bad = non_finite(states)
+    if bad:
+        more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
         raise NonFiniteError(
-            f"{path} holds NaN or infinity at step {step}, so no checkpoint was written; the "
-            "last one is good. Lower learning_rate or scale the rewards and resume from it"
+            f"{bad[0]}{more} holds NaN or infinity at step {step}, so no checkpoint was written; "
+            "the last one is good. Lower learning_rate or scale the rewards and resume from it"
         )
 
 

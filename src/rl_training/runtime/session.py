@@ -17,7 +17,6 @@ import torch
 from rl_training.algorithms.base import AnyLearner, UpdateResult
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricLogger
@@ -25,6 +24,7 @@ from rl_training.experiment.runs import member_folders, run_lock
 from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.clock import Clock
+from rl_training.runtime.diagnostics import require_finite_metrics
 from rl_training.runtime.early_stopping import StopRule
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.origin import Origin
@@ -73,7 +73,8 @@ class Session:
         self._open_folder = open_folder
         self._resume_level = resume_level
         self._resources = ExitStack()
-        self._is_open = False
+        self.has_begun = False
+        """Whether the run has its folder and its logs, until they are closed."""
         self._evaluator = Evaluator(config.env_id, config.env_kwargs, self.seeds)
         self._loggers: list[MetricLogger] = []
         self._started = self._last_save = time.monotonic()
@@ -134,7 +135,7 @@ class Session:
             )
             for index, folder in enumerate(self._folders)
         ]
-        self._is_open = True
+        self.has_begun = True
         for logger in self._loggers if not offsets else ():
             logger.log_notes(notes)
         for callback in self.callbacks:
@@ -263,7 +264,7 @@ class Session:
     def log(self) -> None:
         """Write the averages since the last line; stops the run when one is not finite."""
         rows = self.recorder.flush()
-        self._check_finite(rows)
+        require_finite_metrics(self, rows)
         collector = self.parts.get("collector")
         elapsed = time.monotonic() - self._started
         speed = (self.step - self.state.start_step) / max(elapsed, 1e-9)
@@ -291,16 +292,6 @@ class Session:
         for name in names:
             values = [row[name] for row in rows if name in row]
             self.state.metrics[name] = float(np.mean(values))
-
-    def _check_finite(self, rows: Sequence[Mapping[str, float]]) -> None:
-        for member, row in zip(self.config.members, rows, strict=True):
-            bad = [name for name, value in row.items() if not np.isfinite(value)]
-            if bad:
-                raise NonFiniteError(
-                    f"{', '.join(bad)} of {member.label} became non-finite by step {self.step}; "
-                    "nothing was saved after the last checkpoint. Lower learning_rate or scale the "
-                    f"rewards, then `rl-training resume --checkpoint {self.run_dir}`"
-                )
 
     def evaluate(self) -> bool:
         """Evaluate every seed; returns whether one of them has a new best."""
@@ -337,6 +328,11 @@ class Session:
         self._last_save = time.monotonic()
         for callback in self.callbacks:
             callback.on_checkpoint(self.state, paths)
+
+    @property
+    def newest_checkpoints(self) -> list[Path]:
+        """The newest checkpoint of each seed; none before the first."""
+        return self._saver.newest
 
     def say(self, text: str) -> None:
         """Tell the user something."""
@@ -391,8 +387,8 @@ class Session:
             logger.close()
         self._evaluator.close()
         self._resources.close()
-        if not self._is_open:
+        if not self.has_begun:
             return
-        self._is_open = False
+        self.has_begun = False
         for callback in self.callbacks:
             callback.on_end(self.state)

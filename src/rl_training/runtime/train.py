@@ -11,7 +11,7 @@ import torch
 
 from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, EnvError, NonFiniteError
 from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
@@ -19,6 +19,7 @@ from rl_training.experiment.runs import create_run_folder
 from rl_training.models.precision import set_precision
 from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.diagnostics import with_diagnostics
 from rl_training.runtime.loops import ONLINE, run_offline
 from rl_training.runtime.origin import Origin
 from rl_training.runtime.results import TrainResult
@@ -125,9 +126,14 @@ def _run(
         stack.callback(session.close)
         session.accelerator = Accelerator(config, task, learner, session.say)
         stack.callback(session.accelerator.close)
-        if envs is None:
-            return run_offline(session, learner)
-        return ONLINE[loop](session, learner, envs)
+        try:
+            if envs is None:
+                return run_offline(session, learner)
+            return ONLINE[loop](session, learner, envs)
+        except (NonFiniteError, EnvError) as error:
+            if not session.has_begun:
+                raise
+            raise with_diagnostics(session, error) from error
 
 
 def choose_device(name: str) -> torch.device:
