@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from rl_training.errors import ConfigError
 
-Model = TypeVar("Model", bound="StrictModel")
+Model = TypeVar("Model", bound=BaseModel)
 MOST_LISTED = 60
 """Names that one message may hold."""
 

@@ -27,6 +27,8 @@ COLUMNS = (
 CHUNK_ROWS = 1 << 16
 CHUNK_BYTES = 8 << 20
 """A block has at most so many rows and about so many bytes: images are few to a block."""
+MAX_RATIO = 1100
+"""No more bytes than this come out of one packed by deflate, which reaches 1032."""
 DIGEST_BYTES = 256 << 20
 """Columns up to this size are hashed whole."""
 DIGEST_PIECES, DIGEST_PIECE_BYTES = 1024, 64 << 10

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.data.dataset_blocks import column_blocks
+from rl_training.data.dataset_blocks import MAX_RATIO, column_blocks
 from rl_training.data.dataset_columns import RawData, find_keys
 from rl_training.data.dataset_unpack import unpack
 from rl_training.data.offline_dataset import OfflineDataset
@@ -47,8 +47,7 @@ def read_hdf5(path: Path, folder: Path | None = None) -> RawData:
     except OSError as error:
         raise DataError(f"{where}: it is not an HDF5 file, or damaged ({error})") from None
     with file:
-        names = [name for name, item in file.items() if isinstance(item, h5py.Dataset)]
-        keys = find_keys(names, where)
+        keys = find_keys(_column_names(h5py, file, where), where)
         if "truncations" not in keys and keys["terminations"] == "terminals":
             note = ["it has no timeouts, so time limits inside it cannot be told from other steps"]
         else:
@@ -72,19 +71,49 @@ def hdf5_bytes(path: Path) -> int:
     try:
         with h5py.File(path, "r") as file:
             return sum(int(c.nbytes) for c in file.values() if isinstance(c, h5py.Dataset))
-    except OSError:
+    except (OSError, RuntimeError, KeyError):
         return 0
+
+
+def _column_names(h5py: ModuleType, file: Any, where: str) -> list[str]:
+    """Return the names of the datasets that lie in the file itself.
+
+    Raises:
+        DataError: For links to elsewhere: a file could read other files of the user that way.
+    """
+    try:
+        names = list(file)
+        for name in names:
+            if not isinstance(file.get(name, getlink=True), h5py.HardLink):
+                raise DataError(
+                    f"{where}: {name} is a link, maybe to another file; store the column itself"
+                )
+        found = [name for name in names if isinstance(file[name], h5py.Dataset)]
+    except (RuntimeError, KeyError, OSError, UnicodeError) as error:
+        raise DataError(f"{where}: its list of names cannot be read ({error})") from None
+    for name in found:
+        if file[name].external or file[name].is_virtual:
+            raise DataError(f"{where}: {name} lies in another file; store the column itself")
+    return found
 
 
 def _read(file: Any, key: str, where: str, folder: Path | None) -> Any:
     column = file[key]
     if column.dtype.kind not in "fiub":
         raise DataError(f"{where}: {key} holds {column.dtype}, not numbers")
+    # What was never written reads as zeros, terabytes of them in a file of some kilobytes.
+    if column.nbytes > MAX_RATIO * column.id.get_storage_size() + 4096:
+        raise DataError(
+            f"{where}: {key} claims {column.nbytes} bytes where {column.id.get_storage_size()} "
+            "are stored; the file was not written to its end, or is forged"
+        )
     try:
         if folder is None or not column.size:
             return np.asarray(column[()])
         pieces = (np.asarray(column[block]) for block in column_blocks(column))
         return unpack(pieces, len(column), folder / f"{key}.npy")
+    except MemoryError as error:
+        raise DataError(f"{where}: {key} does not fit into memory ({error})") from None
     except OSError as error:
         raise DataError(f"{where}: {key} cannot be read ({error}); the file is damaged") from None
 

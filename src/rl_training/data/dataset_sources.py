@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_training.data.dataset_blocks import MAX_RATIO
 from rl_training.data.dataset_columns import RawData, assemble, find_keys
 from rl_training.data.dataset_random import random_dataset
 from rl_training.data.dataset_units import TaskSpec
@@ -172,6 +173,7 @@ def read_npz(path: Path, folder: Path | None = None) -> RawData:
     except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
         raise DataError(f"{where}: it is not an npz file, or damaged ({error})") from None
     with archive:
+        require_plausible(path)
         keys = find_keys(archive.files, where)
         columns = {
             name: _member(archive, key, where) if folder is None else _unpacked(path, key, folder)
@@ -189,18 +191,39 @@ def read_npz(path: Path, folder: Path | None = None) -> RawData:
     return raw
 
 
+def require_plausible(path: Path) -> None:
+    """Refuse an archive whose members claim to be larger than what they are packed into can be.
+
+    Raises:
+        DataError: Naming the member.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if member.file_size > MAX_RATIO * member.compress_size + 4096:
+                raise DataError(
+                    f"{path}: {member.filename} claims {member.file_size} bytes in "
+                    f"{member.compress_size} packed ones, which no compression does; the file is "
+                    "damaged or forged"
+                )
+
+
 def _member(archive: Mapping[str, Array], key: str, where: str) -> Array:
     try:
-        return archive[key]
+        column = archive[key]
+    except MemoryError as error:
+        raise DataError(f"{where}: {key} does not fit into memory ({error}); {CONVERT}") from None
     except ValueError as error:
         if "allow_pickle" in str(error) or "Object arrays" in str(error):
             raise DataError(
                 f"{where}: {key} holds Python objects (dtype object), which are never unpickled; "
                 "store a plain numeric array"
             ) from None
-        raise DataError(f"{where}: {key} cannot be read ({error})") from None
+        raise DataError(f"{where}: {key} cannot be read ({str(error)[:200]})") from None
     except (OSError, EOFError, zipfile.BadZipFile, RuntimeError, zlib.error) as error:
         raise DataError(f"{where}: {key} cannot be read ({error}); the file is damaged") from None
+    if not isinstance(column, np.ndarray):  # what is no .npy file comes as its bytes
+        raise DataError(f"{where}: {key} is not an array; store a plain numeric array")
+    return column
 
 
 def _unpacked(path: Path, key: str, folder: Path) -> Array:
@@ -222,7 +245,7 @@ def read_npy(folder: Path, *, memory_map: bool = True) -> RawData:
     columns = {name: _column_file(files[key], memory_map) for name, key in keys.items()}
     raw = RawData(columns=columns, keys=keys, where=where, source=f"npy {where}")
     if (folder / META_FILE).is_file():
-        _take_meta(raw, (folder / META_FILE).read_text(encoding="utf-8"))
+        _take_meta(raw, (folder / META_FILE).read_text(encoding="utf-8", errors="replace"))
     return raw
 
 
@@ -230,7 +253,8 @@ def _column_file(file: Path, memory_map: bool) -> Array:
     try:
         column: Array = np.load(file, mmap_mode="r" if memory_map else None, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise DataError(f"{file}: it is not a plain array, or damaged ({error})") from None
+        reason = str(error)[:200]
+        raise DataError(f"{file}: it is not a plain array, or damaged ({reason})") from None
     return column
 
 
@@ -238,7 +262,7 @@ def _take_meta(raw: RawData, text: str) -> None:
     """Take the task's name out of a description in JSON; anything else there is not needed."""
     try:
         meta = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         raw.notes.append("its meta text is not JSON and was ignored")
         return
     if isinstance(meta, dict) and isinstance(meta.get("env"), str):

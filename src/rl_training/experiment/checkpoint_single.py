@@ -109,8 +109,12 @@ def load_single_file(path: Path | str) -> SingleFile:
     where = str(path)
     opened = files.open_regular(path, where, follow_symlinks=True)
     with opened as file, files.advise(f"reading {where}"):
-        data = file.read()
-    fields, metadata = _read_fields(data, where)
+        # The header alone shows whether the file is ours; a foreign one may be of any size.
+        data = file.read(8)
+        length = struct.unpack("<Q", data)[0] if len(data) == 8 else 0
+        data += file.read(length) if length <= MAX_HEADER_BYTES else b""
+        fields, metadata = _read_fields(data, where)
+        data += file.read()
     tensors = decode_tensors(data, where)
     expected = encode_header(tensors, metadata)
     if data[: len(expected)] != expected or digest_tensors(tensors) != fields["tensors_sha256"]:

@@ -17,6 +17,9 @@ from rl_training.errors import ConfigError
 
 Path_ = tuple[str, ...]
 _MAX_DEPTH = 20
+_MAX_BYTES = 256 * 1024
+"""Composing YAML takes seconds per megabyte; the largest configuration has a few kilobytes."""
+_MAX_SHOWN = 80
 _MAX_NODES = 10_000
 _SCALARS = {"str": "text", "int": "an integer", "float": "a number", "bool": "true or false"}
 _TAGS = {
@@ -66,6 +69,10 @@ def load_yaml(path: Path) -> Document:
         ConfigError: Naming file, line and what is wrong.
     """
     try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ConfigError(
+                f"{path}: is larger than {_MAX_BYTES // 1024} KiB, so it is no configuration"
+            )
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from None
@@ -132,7 +139,8 @@ class _Builder:
             return _Loader("").construct_object(node)
         except (ValueError, KeyError, yaml.YAMLError):
             rule = _SCALARS.get(kind, kind)
-            raise ConfigError(f"{self._at(node)}: {node.value!r} is not {rule}") from None
+            shown = repr(node.value[:_MAX_SHOWN]) + "..." * (len(node.value) > _MAX_SHOWN)
+            raise ConfigError(f"{self._at(node)}: {shown} is not {rule}") from None
 
     def _mapping(self, node: yaml.MappingNode, path: Path_) -> dict[str, Any]:
         result: dict[str, Any] = {}

@@ -14,6 +14,7 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.runs import member_folders
+from rl_training.runtime.headers import checked
 from rl_training.validation import parse
 
 Warn = Callable[[str], None]
@@ -60,7 +61,7 @@ def _described(path: Path) -> TrainConfig | None:
 
 def _remembered(path: Path, folders: Sequence[Path]) -> TrainConfig:
     """Return the group's configuration as the newest checkpoint of a member knows it."""
-    header = open_checkpoint(folders[0], components={"clock"}).header
+    header = checked(open_checkpoint(folders[0], components={"clock"})).header
     group = header.get("group") or {"seeds": header["group_seeds"], "grid": {}}
     seeds, grid = tuple(group["seeds"]), group["grid"]
     config = parse(TrainConfig, header["config"]).replace(seeds=seeds, grid=grid)
@@ -95,7 +96,8 @@ def _common_step(
     for step in sorted(set.intersection(*steps), reverse=True):
         try:
             loaded = [
-                open_checkpoint(folder, step=step, components=components) for folder in folders
+                checked(open_checkpoint(folder, step=step, components=components))
+                for folder in folders
             ]
         except CheckpointError as error:
             problems.append(str(error))

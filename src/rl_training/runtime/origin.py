@@ -16,6 +16,7 @@ from rl_training.experiment.checkpointing import LoadedCheckpoint, open_checkpoi
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.state_tree import digest_state
 from rl_training.runtime.groups import group_folders, load_group
+from rl_training.runtime.headers import checked
 from rl_training.runtime.saving import rewards_of
 from rl_training.runtime.takeover import TakenOver, take_over
 
@@ -56,7 +57,8 @@ class Origin:
             )
         members, folders = self.config.members, group_folders(self.path)
         if not folders:
-            one = open_checkpoint(self.path, components=LEARNER, warn=self.messages.append)
+            found = open_checkpoint(self.path, components=LEARNER, warn=self.messages.append)
+            one = checked(found)
             return [one] * len(members)
         _, loaded = load_group(self.path, folders, self.messages.append, LEARNER)
         if len(loaded) != len(members):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import NonFiniteError
+from rl_training.errors import CheckpointError, NonFiniteError, RLTrainingError
 from rl_training.experiment import checkpoint_files as files
 from rl_training.experiment.checkpointing import (
     LoadedCheckpoint,
@@ -123,9 +124,10 @@ class Saver:
             require_same_keys(parts, checkpoint.states, str(checkpoint.path))
         for name, part in parts.items():
             state = stack_seeds([checkpoint.states[name] for checkpoint in loaded])
-            messages += part.load_state_dict(state) or []
-            if _has_segments(part):
-                restore_seed_segments(loaded, name, part)
+            with usable(name, str(loaded[0].path)):
+                messages += part.load_state_dict(state) or []
+                if _has_segments(part):
+                    restore_seed_segments(loaded, name, part)
         self.newest = [checkpoint.path for checkpoint in loaded]
         self._newest_step = loaded[0].step
         origins = [checkpoint.header.get("origin") for checkpoint in loaded]
@@ -141,6 +143,24 @@ class Saver:
                 "to the bit, and with other random numbers"
             )
         return messages
+
+
+@contextmanager
+def usable(name: str, where: str) -> Iterator[None]:
+    """Turn what goes wrong in taking over a state of the wrong form into one sentence.
+
+    Raises:
+        CheckpointError: Naming the part; errors that are sentences already pass.
+    """
+    try:
+        yield
+    except RLTrainingError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{where}: the state of {name} cannot be used ({type(error).__name__}: "
+            f"{str(error)[:200]}); it was not written by this package, so use another checkpoint."
+        ) from error
 
 
 def set_newer_aside(folder: Path, step: int) -> list[str]:

@@ -29,7 +29,9 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.groups import Warn, group_folders, load_group
+from rl_training.runtime.headers import check_header, checked
 from rl_training.runtime.results import EvalResult, TrainResult
+from rl_training.runtime.saving import usable
 from rl_training.runtime.train import choose_device, continue_run
 from rl_training.validation import parse
 
@@ -93,14 +95,14 @@ def load_agent(
         single = load_single_file(path)
         return _agent_from(single.header, single.states["learner"], device)
     step = _best_step(path, warn) if best else None
-    loaded = open_checkpoint(_one_seed(path), step=step, components={"learner"}, warn=warn)
+    loaded = checked(open_checkpoint(_one_seed(path), step=step, components={"learner"}, warn=warn))
     return _agent_from(loaded.header | {"step": loaded.step}, loaded.states["learner"], device)
 
 
 def _agent_from(header: dict[str, Any], state: Any, device: str) -> LoadedAgent:
     try:
         config = parse(TrainConfig, header["config"])
-        env_spec = EnvSpec.model_validate(header["env_spec"])
+        env_spec = parse(EnvSpec, header["env_spec"])
         step, seed = int(header["step"]), int(header["seed"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's description cannot be used: {error}") from None
@@ -108,7 +110,8 @@ def _agent_from(header: dict[str, Any], state: Any, device: str) -> LoadedAgent:
     learner = spec.build(
         env_spec, config.algo_config, (seed,), choose_device(device), env_kwargs=config.env_kwargs
     )
-    learner.load_state_dict(state)
+    with usable("learner", "the checkpoint"):
+        learner.load_state_dict(state)
     return LoadedAgent(learner, config, env_spec, step)
 
 
@@ -194,7 +197,7 @@ def resume_training(
     if group:
         config, members = load_group(path, group, warn)
         return continue_run(_with_end(config, total_timesteps), path, members, callbacks)
-    loaded = open_checkpoint(path, warn=warn)
+    loaded = checked(open_checkpoint(path, warn=warn))
     config = parse(TrainConfig, loaded.header["config"])
     run_dir = loaded.path.parent.parent
     return continue_run(_with_end(config, total_timesteps), run_dir, [loaded], callbacks)
@@ -223,7 +226,9 @@ def _one_seed(path: Path) -> Path:
 
 def _best_step(path: Path, warn: Warn | None) -> int:
     newest = resolve_checkpoint(_one_seed(path), components={"learner"}, warn=warn)
-    step = int(read_manifest(newest).header["best_step"])
+    header = read_manifest(newest).header
+    check_header(header, newest)
+    step = int(header["best_step"])
     if step < 0:
         raise CheckpointError(f"{path} was never evaluated, so it has no best checkpoint")
     return step
