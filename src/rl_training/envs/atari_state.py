@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.envs.plain import State, decode, encode
+from rl_training.envs.plain import State, encode, generator_from
 
 
 def atari_state(base: Any) -> State:
@@ -19,4 +19,4 @@ def set_atari_state(base: Any, state: State) -> None:
     """Put the emulator where it was."""
     saved = type(base.ale.cloneState())(np.asarray(state["ale"], np.uint8).tobytes())
     base.ale.restoreState(saved)
-    base._np_random = decode(state["generator"])
+    base._np_random = generator_from(state["generator"])

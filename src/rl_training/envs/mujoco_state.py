@@ -80,5 +80,5 @@ def set_mujoco_state(base: Any, state: State) -> None:
     # put back after it.
     mujoco.mj_forward(base.model, base.data)
     mujoco.mj_setState(base.model, base.data, integration, kind)
-    for name, value in state["derived"].items():
-        getattr(base.data, name)[...] = value
+    for name in _DERIVED:
+        getattr(base.data, name)[...] = state["derived"][name]

@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rl_training.errors import CheckpointError
+
 State: TypeAlias = dict[str, Any]
 
 _TAG = "__type__"
@@ -110,6 +112,21 @@ def _decode_generator(value: State) -> np.random.Generator:
     return np.random.Generator(bit_generator)
 
 
+def generator_from(value: Any) -> np.random.Generator:
+    """The generator that `encode` wrote.
+
+    Raises:
+        CheckpointError: It wrote something else.
+    """
+    generator = decode(value)
+    if not isinstance(generator, np.random.Generator):
+        raise CheckpointError(
+            f"environment snapshot: its generator is a {type(generator).__name__}; use another "
+            "checkpoint."
+        )
+    return generator
+
+
 def _decode_random(value: State) -> random.Random:
     generator = random.Random()
     generator.setstate(decode(value["state"]))
@@ -159,20 +176,49 @@ def plain_attributes(owner: object, skip: Collection[str], max_bytes: int | None
     return state
 
 
-def set_attributes(owner: object, state: State) -> None:
+def set_attributes(
+    owner: object, state: State, *, complete: bool = False, skip: Collection[str] = ()
+) -> None:
     """Put plain attributes back.
 
     An attribute that now holds something without a plain form (an open window, a simulator) is left
     alone, and a generator is set in place, so that whoever shares it sees the same stream.
+
+    Args:
+        owner: The object.
+        state: What `plain_attributes` gave.
+        complete: Whether it must hold every attribute that the object has a plain value for now.
+        skip: Names that `plain_attributes` left out.
+
+    Raises:
+        CheckpointError: An attribute is missing, or is a mapping where the object has none.
     """
+    if complete:
+        _require_all(owner, state, skip)
     for name, value in state.items():
         current = vars(owner).get(name)
         if current is not None and not is_plain(current):
             continue
         restored = decode(value)
+        if isinstance(restored, dict) and not isinstance(current, dict | None):
+            raise CheckpointError(
+                f"environment snapshot: {name} of {type(owner).__name__} is a mapping, but the "
+                f"environment has a {type(current).__name__}; use another checkpoint."
+            )
         if isinstance(current, np.random.Generator) and isinstance(restored, np.random.Generator):
             same = type(current.bit_generator) is type(restored.bit_generator)
             if same:
                 current.bit_generator.state = restored.bit_generator.state
                 continue
         setattr(owner, name, restored)
+
+
+def _require_all(owner: object, state: State, skip: Collection[str]) -> None:
+    # What is None now may have been a window then, which is not kept.
+    needed = {name for name, value in plain_attributes(owner, skip).items() if value is not None}
+    missing = sorted(needed - state.keys())
+    if missing:
+        raise CheckpointError(
+            f"environment snapshot: {', '.join(missing)} of {type(owner).__name__} is missing; use "
+            "another checkpoint, or the versions of the packages that the run began with."
+        )

@@ -32,7 +32,15 @@ from gymnasium.envs.registration import EnvSpec as RegisteredSpec
 
 from rl_training.envs.atari_state import atari_state, set_atari_state
 from rl_training.envs.mujoco_state import mujoco_state, set_mujoco_state
-from rl_training.envs.plain import State, decode, encode, is_plain, plain_attributes, set_attributes
+from rl_training.envs.plain import (
+    State,
+    decode,
+    encode,
+    generator_from,
+    is_plain,
+    plain_attributes,
+    set_attributes,
+)
 from rl_training.envs.spec import AnyEnv, Array
 from rl_training.errors import CheckpointError, EnvError
 
@@ -101,7 +109,7 @@ def _wrapper_states(env: AnyEnv, max_bytes: int | None = None) -> State:
     }
 
 
-def _set_wrapper_states(env: AnyEnv, state: State) -> None:
+def _set_wrapper_states(env: AnyEnv, state: State, *, complete: bool) -> None:
     layers = {f"{i}:{type(layer).__name__}": layer for i, layer in enumerate(_wrappers(env))}
     if set(layers) != set(state):
         raise CheckpointError(
@@ -110,7 +118,7 @@ def _set_wrapper_states(env: AnyEnv, state: State) -> None:
             f"resume with the env_kwargs of the run"
         )
     for key, layer in layers.items():
-        set_attributes(layer, state[key])
+        set_attributes(layer, state[key], complete=complete, skip=_SKIP)
 
 
 def _is_configuration(value: object) -> bool:
@@ -166,8 +174,8 @@ def _own_state(base: Any) -> State:
     return {"own": encode(state), "generator": encode(base.np_random)}
 
 
-def _base_attributes(base: AnyEnv) -> State:
-    return plain_attributes(base, _SKIP | _CONSTANT_TABLES.get(type(base).__name__, set()))
+def _skipped(base: AnyEnv) -> frozenset[str]:
+    return _SKIP | _CONSTANT_TABLES.get(type(base).__name__, set())
 
 
 def _digest(obs: Array) -> str:
@@ -231,7 +239,7 @@ class ReplayLog:
         """Replay from the start of the episode; None if another place was reached."""
         start = state["start"]
         set_attributes(self._env.unwrapped, start["base"])
-        _set_wrapper_states(self._env, start["wrappers"])
+        _set_wrapper_states(self._env, start["wrappers"], complete=False)
         self.begin(start["seed"])
         obs, _ = self._env.reset(seed=start["seed"])
         for action in () if state["actions"] is None else state["actions"]:
@@ -239,7 +247,7 @@ class ReplayLog:
             obs = self._env.step(action)[0]
         generator = self._env.unwrapped.np_random.bit_generator.state
         arrived = _digest(obs) == state["obs_digest"]
-        same_stream = _same(generator, decode(state["generator"]).bit_generator.state)
+        same_stream = _same(generator, generator_from(state["generator"]).bit_generator.state)
         return obs if arrived and same_stream else None
 
 
@@ -325,7 +333,7 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
             return state | _own_state(base)
         if self.family == "atari":
             return state | atari_state(base)
-        state["attributes"] = _base_attributes(base)
+        state["attributes"] = plain_attributes(base, _skipped(base))
         if self.family == "mujoco":
             state |= mujoco_state(base)
         return state
@@ -348,17 +356,22 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
             )
         if self._log is not None:
             return self._restore_by_replay(state, self._log)
+        if state["level"] != "exact":
+            raise CheckpointError(
+                f"{self._label}: the snapshot is of level {state['level']!r}, but this environment "
+                "is kept exactly; use another checkpoint"
+            )
         if not self._started:
             self.reset()  # Some environments build in reset what set_state needs.
         base: Any = self.env.unwrapped
-        _set_wrapper_states(self.env, state["wrappers"])
+        _set_wrapper_states(self.env, state["wrappers"], complete=True)
         if self.family == "own":
             base.set_state(decode(state["own"]))
-            base._np_random = decode(state["generator"])
+            base._np_random = generator_from(state["generator"])
         elif self.family == "atari":
             set_atari_state(base, state)
         else:
-            set_attributes(base, state["attributes"])
+            set_attributes(base, state["attributes"], complete=True, skip=_skipped(base))
         if self.family == "mujoco":
             set_mujoco_state(base, state)
         return None
@@ -379,6 +392,6 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
             reason = "replaying its actions gave another observation, so it is not deterministic"
         else:
             reason = f"its episode was longer than {MAX_REPLAY_ACTIONS} actions"
-        self.env.unwrapped._np_random = decode(state["generator"])
+        self.env.unwrapped._np_random = generator_from(state["generator"])
         self.reset()
         return f"{self._label}: {reason}; a new episode was begun"
