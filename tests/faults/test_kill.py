@@ -54,7 +54,7 @@ FAST: list[dict[str, Any]] = [
 
 
 def run_config(algo: str, folder: Path, name: str, steps: int, **changes: Any) -> dict[str, Any]:
-    changes = {"total_timesteps": steps, "keep_checkpoints": 2} | changes
+    changes = {"total_timesteps": steps, "keep_checkpoints": 2, "checkpoint_interval": 30} | changes
     return small_config(algo, folder, run_name=name, **changes).resolved()
 
 
@@ -108,7 +108,7 @@ def check(
 def test_kills_in_a_save_a_resume_and_an_evaluation_leave_no_trace(
     algo: str, server: ForkServer, tried: Tried, tmp_path: Path
 ) -> None:
-    done, found = check(server, algo, tmp_path, 120, kills=0)
+    done, found = check(server, algo, tmp_path, 90, kills=0)
     tried("kill -9, fast", algo, done, len(found))
     assert found == []
     assert done == len(FAST)

@@ -61,6 +61,7 @@ class ForkServer:
         signal_number: int = signal.SIGKILL,
         die_at: str | None = None,
         count: int = 1,
+        twice: bool = False,
         timeout: float = 600.0,
     ) -> Life:
         """Train `config`, or take the run in `folder` up, and end it as told.
@@ -73,6 +74,7 @@ class ForkServer:
             die_at: A point of the code, `module:Class.method` or `module:function`, at which the
                 child sends itself the signal.
             count: At which call of that point; negative counts mean after the call.
+            twice: Send it again at the next call of that point.
             timeout: Seconds after which it is taken for hanging and killed.
         """
         order = {
@@ -82,6 +84,7 @@ class ForkServer:
             "signal": int(signal_number),
             "die_at": die_at,
             "count": count,
+            "twice": twice,
             "timeout": timeout,
         }
         assert self._process.stdin is not None
@@ -113,7 +116,7 @@ def fork_server() -> Iterator[ForkServer]:
 # The child's end
 
 
-def _arm(die_at: str, count: int, number: int) -> None:
+def _arm(die_at: str, count: int, number: int, twice: bool) -> None:
     """Make the process send itself a signal at the |count|-th call of a function."""
     import importlib
 
@@ -127,7 +130,7 @@ def _arm(die_at: str, count: int, number: int) -> None:
 
     def armed(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
-        due = calls[0] == abs(count)
+        due = calls[0] == abs(count) or (twice and calls[0] == abs(count) + 1)
         if due and count > 0:
             os.kill(os.getpid(), number)
         result = original(*args, **kwargs)
@@ -145,7 +148,7 @@ def _live(order: dict[str, Any]) -> int:
     from rl_training.runtime.workflows import resume_training
 
     if order["die_at"] is not None:
-        _arm(order["die_at"], order["count"], order["signal"])
+        _arm(order["die_at"], order["count"], order["signal"], order["twice"])
     folder = Path(order["folder"])
     try:
         if order["config"] is not None and not folder.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -76,14 +77,39 @@ class Saver:
     ) -> list[Path]:
         """Write one checkpoint per seed, then drop those no longer kept.
 
+        On a full disk older checkpoints are dropped and the save is tried once more.
+
         Raises:
             NonFiniteError: When a part holds NaN or infinity; nothing is written then.
             CheckpointError: When the disk refuses; older checkpoints stay.
         """
         states = {name: part.state_dict() for name, part in parts.items()}
         _require_finite(states, step)
+        try:
+            self._write(step, parts, states, log_offsets, best_steps)
+        except CheckpointError as error:
+            if not _is_full(error):
+                raise
+            # Older ones are worth less than the run.  The last step that all members have stays,
+            # whatever some of them have written since, and so does the best.
+            for folder, best in zip(self.folders, best_steps, strict=True):
+                prune_checkpoints(folder, 1, protect={best, self._newest_step})
+            self._write(step, parts, states, log_offsets, best_steps)
+        for folder, best in zip(self.folders, best_steps, strict=True):
+            _write_best(folder, best)
+            prune_checkpoints(folder, self.config.keep_checkpoints, protect={best})
+        return self.newest
+
+    def _write(
+        self,
+        step: int,
+        parts: Mapping[str, Any],
+        states: Mapping[str, Any],
+        log_offsets: Sequence[int],
+        best_steps: Sequence[int],
+    ) -> None:
         segmented = {name: part for name, part in parts.items() if _has_segments(part)}
-        paths = [
+        self.newest = [
             save_checkpoint(
                 folder,
                 step,
@@ -96,11 +122,7 @@ class Saver:
             )
             for index, folder in enumerate(self.folders)
         ]
-        self.newest, self._newest_step = paths, step
-        for folder, best in zip(self.folders, best_steps, strict=True):
-            _write_best(folder, best)
-            prune_checkpoints(folder, self.config.keep_checkpoints, protect={best})
-        return paths
+        self._newest_step = step
 
     def _header(self, index: int, log_offset: int, best_step: int) -> dict[str, Any]:
         member = self.config.members[index]
@@ -143,6 +165,11 @@ class Saver:
                 "to the bit, and with other random numbers"
             )
         return messages
+
+
+def _is_full(error: CheckpointError) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
