@@ -50,6 +50,19 @@ class CounterEnv(gym.Env[Any, Any]):
         return self._obs(), float(self.steps), terminated, truncated, {"object": object()}
 
 
+class DrivenCounterEnv(CounterEnv):
+    """The same, with a continuous action."""
+
+    def __init__(
+        self, length: int = 3, terminated: bool = True, truncated: bool = False, start: int = 0
+    ) -> None:
+        super().__init__(length, terminated, truncated, start)
+        self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def step(self, action: Any) -> StepResult:
+        return super().step(0)
+
+
 class NoiseEnv(gym.Env[Any, Any]):
     """Deterministic under its own generator, with a state no adapter knows: the replay family."""
 
