@@ -27,6 +27,7 @@ from rl_training.runtime.clock import Clock
 from rl_training.runtime.diagnostics import require_finite_metrics
 from rl_training.runtime.early_stopping import StopRule
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.monitors import Monitors, largest_reward
 from rl_training.runtime.origin import Origin
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.results import TrainingInterrupted, TrainResult, summarize_returns
@@ -84,6 +85,8 @@ class Session:
     def register(self, learner: AnyLearner, **parts: Part) -> None:
         """Name the parts of the run that a checkpoint must hold."""
         self.learner = learner
+        gamma = getattr(learner.config, "gamma", 1.0)
+        self._monitors = Monitors(gamma, lambda: largest_reward(self.parts.get("replay")))
         self.recorder = MetricRecorder(list(self.spec.metrics), len(self.seeds), learner.device)
         self.parts |= {
             "learner": learner,
@@ -278,6 +281,8 @@ class Session:
             }
             logger.log("train", self.step, row)
         self._publish(rows)
+        for sign in self._monitors.look(rows):
+            self.say(f"step {self.step}: {sign}")
         for callback in self.callbacks:
             callback.on_log(self.state, self.state.metrics)
 
