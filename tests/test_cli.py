@@ -339,6 +339,10 @@ def test_doctor_reports_and_proves_that_the_package_works() -> None:
     assert report["rl_training"] == __version__
     assert {"torch", "numpy", "gymnasium"} <= report["packages"].keys()
     assert {"mujoco", "atari", "offline", "tune", "ray", "report"} <= report["extras"].keys()
+    levels = report["resume_levels"]
+    assert levels["classic control"] == levels["toy text"] == "exact"
+    assert {levels.get(family, "exact") for family in ("MuJoCo", "Atari")} == {"exact"}
+    assert levels.get("Box2D", "replay") == "replay"
 
 
 # Signals and locks

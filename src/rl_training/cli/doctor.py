@@ -28,6 +28,14 @@ EXTRAS = {
     "ray": ("ray",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
 }
+FAMILIES = {
+    "classic control": ("CartPole-v1", None),
+    "toy text": ("FrozenLake-v1", None),
+    "MuJoCo": ("InvertedPendulum-v5", "mujoco"),
+    "Box2D": ("LunarLander-v3", "box2d"),
+    "Atari": ("ALE/Breakout-v5", "atari"),
+}
+"""A task of each family of environments, and the extra it needs."""
 CORE = ("torch", "numpy", "gymnasium", "safetensors", "pydantic", "typer", "rich")
 
 
@@ -43,6 +51,7 @@ def run_checks() -> dict[str, Any]:
         "memory_gib": _memory(),
         "free_disk_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
         "acceleration": _acceleration(),
+        "resume_levels": _resume_levels(),
         "self_test": _self_test(),
     }
     report["ok"] = report["self_test"]["passed"]
@@ -73,6 +82,20 @@ def _acceleration() -> dict[str, Any]:
     except (RLTrainingError, OSError) as error:
         cache = f"none ({error})"
     return {"compiler": found[0] if found else None, "bf16": has_bf16(), "cache": cache}
+
+
+def _resume_levels() -> dict[str, str]:
+    """Find how exactly a task of each installed family goes on after a resume."""
+    from rl_training.envs.factory import make_env
+    from rl_training.envs.snapshot import SnapshotWrapper
+
+    levels: dict[str, str] = {}
+    for family, (task, extra) in FAMILIES.items():
+        if extra is None or _installed(EXTRAS[extra]):
+            env = SnapshotWrapper(make_env(task), task)
+            levels[family] = env.resume_level
+            env.close()
+    return levels
 
 
 def _memory() -> dict[str, float]:
@@ -135,6 +158,8 @@ def print_report(console: Console, report: dict[str, Any]) -> None:
     compiler = speed["compiler"] or "no C++ compiler: updates run eagerly"
     bf16 = "has bf16 instructions" if speed["bf16"] else "has no bf16 instructions"
     table.add_row("compiling", f"{compiler}; processor {bf16}; programs in {speed['cache']}")
+    levels = ", ".join(f"{name} {level}" for name, level in report["resume_levels"].items())
+    table.add_row("resume", f"environments go on: {levels}")
     test = report["self_test"]
     mark = "[green]passed[/]" if test["passed"] else "[red]FAILED[/]"
     table.add_row("self-test", f"{mark} in {test['seconds']} s: {test['detail']}")
