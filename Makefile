@@ -20,7 +20,7 @@ check: $(STAMP)  ## Formatting, lint and types.
 learn: $(STAMP)  ## Learning runs over several seeds; about half an hour on two cores.
 	$(BIN)/python -m pytest -m slow -v -s tests/learning
 
-# JOBS processes at once, KILLS per method, runs of STEPS steps: make faults JOBS=16 KILLS=20
+# JOBS processes at once, KILLS per method, runs of STEPS steps: JOBS=16 KILLS=20 make faults
 JOBS ?= 2
 KILLS ?= 15
 STEPS ?= 1500
