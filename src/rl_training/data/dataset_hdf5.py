@@ -99,6 +99,10 @@ def _column_names(h5py: ModuleType, file: Any, where: str) -> list[str]:
 
 def _read(file: Any, key: str, where: str, folder: Path | None) -> Any:
     column = file[key]
+    try:
+        column.dtype  # noqa: B018 - damaged descriptions raise
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{where}: {key} cannot be read ({error}); the file is damaged") from None
     if column.dtype.kind not in "fiub":
         raise DataError(f"{where}: {key} holds {column.dtype}, not numbers")
     # What was never written reads as zeros, terabytes of them in a file of some kilobytes.

@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,11 +168,7 @@ def read_npz(path: Path, folder: Path | None = None) -> RawData:
     where = str(path)
     if not zipfile.is_zipfile(path):
         raise DataError(f"{where}: it is not an npz file, which is a zip archive, or is cut short")
-    try:
-        archive = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
-        raise DataError(f"{where}: it is not an npz file, or damaged ({error})") from None
-    with archive:
+    with path.open("rb") as file, _archive(file, where) as archive:
         require_plausible(path)
         keys = find_keys(archive.files, where)
         columns = {
@@ -189,6 +185,14 @@ def read_npz(path: Path, folder: Path | None = None) -> RawData:
     if "meta" in extra and extra["meta"].dtype.kind == "U":
         _take_meta(raw, str(extra["meta"]))
     return raw
+
+
+def _archive(file: BinaryIO, where: str) -> np.lib.npyio.NpzFile:
+    try:
+        archive: np.lib.npyio.NpzFile = np.load(file, allow_pickle=False)
+    except (ValueError, OSError, zipfile.BadZipFile, EOFError, RuntimeError) as error:
+        raise DataError(f"{where}: it is not an npz file, or damaged ({error})") from None
+    return archive
 
 
 def require_plausible(path: Path) -> None:
