@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from helpers.contract import small_config
+from helpers.contract import build, small_config
 from helpers.faults import Tried, final_state, setting
 from helpers.fork_server import ForkServer
 from rl_training.errors import CheckpointError, RLTrainingError
@@ -24,7 +25,10 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.registry import algorithm_names
 from rl_training.experiment.state_tree import compare_states
+from rl_training.runtime.callbacks import Callback, TrainerState
+from rl_training.runtime.replay import make_replay
 from rl_training.runtime.results import TrainResult
+from rl_training.runtime.saving import bytes_of_checkpoints
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent, resume_training
 
@@ -141,6 +145,32 @@ def test_making_room_never_takes_the_last_step_that_all_seeds_have(tmp_path: Pat
     assert steps_of(run / "seed_1") == [100, 150]
     assert steps_of(run / "seed_2") == [100]
     assert resume_training(run).metrics["global_step"] == 160
+
+
+def test_a_disk_that_will_be_too_small_is_spoken_of_before_the_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Listener(Callback):
+        heard: ClassVar[list[str]] = []
+
+        def on_message(self, state: TrainerState, text: str) -> None:
+            self.heard.append(text)
+
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=20_000))
+    settings = {"buffer_capacity": 1000, "learning_starts": 10}
+    config = run_config("dqn", tmp_path, total_timesteps=16, algo_kwargs=settings)
+    train(config, callbacks=[Listener()])
+    assert [text for text in Listener.heard if "checkpoints of this run will need" in text]
+    # 1000 rows of 4 + 4 numbers of the observations, the action, and 3 of reward and flags.
+    expected = 1000 * (4 * 11 + 8)
+    learner, env = build("dqn", buffer_capacity=1000)
+    replay = make_replay(learner.config, env, 1, (0,), learner.device)  # type: ignore[arg-type]
+    assert bytes_of_checkpoints({"learner": learner, "replay": replay}, -2) == expected
+    Listener.heard.clear()
+    monkeypatch.undo()
+    train(config.replace(run_name="roomy"), callbacks=[Listener()])
+    assert not [text for text in Listener.heard if "will need" in text]
 
 
 def test_two_processes_cannot_train_in_one_folder(server: ForkServer, tmp_path: Path) -> None:

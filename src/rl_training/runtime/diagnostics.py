@@ -30,11 +30,11 @@ _E = TypeVar("_E", bound=RLTrainingError)
 
 
 def tensors_in(tree: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the floating-point tensors of a state with their dotted names."""
+    """Yield the tensors of a state with their dotted names."""
     if isinstance(tree, Mapping):
         for name, value in tree.items():
             yield from tensors_in(value, f"{path}.{name}")
-    elif isinstance(tree, Tensor) and tree.is_floating_point():
+    elif isinstance(tree, Tensor):
         yield path, tree
 
 
@@ -49,7 +49,7 @@ def non_finite(states: Mapping[str, Any]) -> list[str]:
         path
         for part, state in checked.items()
         for path, tensor in tensors_in(state, part)
-        if not bool(tensor.isfinite().all())
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all())
     ]
 
 

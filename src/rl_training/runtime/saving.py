@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -24,7 +25,7 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.state_tree import slice_seed, stack_seeds
-from rl_training.runtime.diagnostics import non_finite
+from rl_training.runtime.diagnostics import non_finite, tensors_in
 from rl_training.state import require_same_keys
 
 BEST_FILE = "best.json"
@@ -124,6 +125,18 @@ class Saver:
         ]
         self._newest_step = step
 
+    def space_warnings(self, parts: Mapping[str, Any]) -> list[str]:
+        """Return a note when the checkpoints of the whole run would not fit onto the disk."""
+        needed = bytes_of_checkpoints(parts, self.config.keep_checkpoints)
+        free = shutil.disk_usage(self.folders[0]).free
+        if needed <= free:
+            return []
+        return [
+            f"checkpoints of this run will need about {needed / 2**30:.1f} GiB, but "
+            f"{free / 2**30:.1f} GiB are free at {self.folders[0]}: free space, keep fewer, or "
+            "make the replay smaller"
+        ]
+
     def _header(self, index: int, log_offset: int, best_step: int) -> dict[str, Any]:
         member = self.config.members[index]
         return {
@@ -188,6 +201,19 @@ def usable(name: str, where: str) -> Iterator[None]:
             f"{where}: the state of {name} cannot be used ({type(error).__name__}: "
             f"{str(error)[:200]}); it was not written by this package, so use another checkpoint."
         ) from error
+
+
+def bytes_of_checkpoints(parts: Mapping[str, Any], keep: int) -> int:
+    """Return about how many bytes the checkpoints of a run come to, its replay being full.
+
+    Rows of the replay are stored once, whatever the number of checkpoints; beside those kept there
+    may be the best, and the one being written.
+    """
+    learner = sum(t.nbytes for _, t in tensors_in(parts["learner"].state_dict(), "learner"))
+    segmented = [part for part in parts.values() if _has_segments(part)]
+    tables = [tensors_in(getattr(part, "rows", None), "rows") for part in segmented]
+    rows = sum(tensor.nbytes for table in tables for _, tensor in table)
+    return (keep + 2) * learner + rows
 
 
 def set_newer_aside(folder: Path, step: int) -> list[str]:

@@ -162,7 +162,7 @@ class Session:
         return []
 
     def _warnings(self) -> list[str]:
-        messages = []
+        messages = self._saver.space_warnings(self.parts)
         if self.step >= self.total:
             messages.append(
                 f"the run is complete at step {self.step}; give it a larger total_timesteps to "
