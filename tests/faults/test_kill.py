@@ -190,6 +190,17 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -
     assert differences(resumed.run_dir, whole.run_dir) == []
 
 
+def test_a_group_killed_in_its_first_save_starts_again(server: ForkServer, tmp_path: Path) -> None:
+    """One member has the first checkpoint and the other has none."""
+    group: dict[str, Any] = {"seeds": [3, 8]}
+    whole = train(small_config("dqn", tmp_path, run_name="whole", total_timesteps=90, **group))
+    config = small_config("dqn", tmp_path, run_name="killed", total_timesteps=90, **group)
+    orders = [{"die_at": f"{FILES}:publish", "count": -1}] * 2
+    assert kill_and_resume(server, config.resolved(), orders, tmp_path / "killed") == 2
+    for member in ("seed_3", "seed_8"):
+        assert differences(whole.run_dir / member, tmp_path / "killed" / member) == []
+
+
 def test_a_difference_of_one_bit_would_be_seen(tmp_path: Path) -> None:
     whole = final_state(train(small_config("dqn", tmp_path, total_timesteps=64)).run_dir)
     other = final_state(train(small_config("dqn", tmp_path, total_timesteps=64)).run_dir)

@@ -209,8 +209,10 @@ def _with_end(config: TrainConfig, total_timesteps: int | None) -> TrainConfig:
 
 def _without_checkpoint(path: Path, group: Sequence[Path]) -> TrainConfig | None:
     """Return the configuration of a run that was stopped before its first checkpoint, or None."""
-    described = (path / "config.yaml").is_file()
-    if not described or any(list_checkpoints(folder) for folder in group or (path,)):
+    steps = [{entry.step for entry in list_checkpoints(folder)} for folder in group or (path,)]
+    # A group killed in its first save has that one step, but not of every member.
+    begun = len(set().union(*steps)) > 1 or bool(set.intersection(*steps))
+    if begun or not (path / "config.yaml").is_file():
         return None
     return load_config(path / "config.yaml")
 
