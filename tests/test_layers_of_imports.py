@@ -22,7 +22,8 @@ LAYERS: dict[str, int] = {
     "algorithms": 2,
     "experiment": 3,
     "runtime": 4,
-    **dict.fromkeys(("experiment.manager", "api", "cli", "__init__", "__main__", ""), 5),
+    "reporting": 5,
+    **dict.fromkeys(("experiment.manager", "api", "cli", "__init__", "__main__", ""), 6),
 }
 HOST_READS = re.compile(r"\.(item|cpu|numpy|tolist)\(")
 

@@ -11,7 +11,9 @@ from rl_training.experiment.statistics import (
     Statistic,
     bootstrap_interval,
     bootstrap_intervals,
+    improvement_interval,
     interquartile_mean,
+    probability_of_improvement,
 )
 
 
@@ -169,3 +171,34 @@ def test_a_wrong_level_or_number_is_refused() -> None:
             bootstrap_interval([1.0], mean, level=level)
     with pytest.raises(DataError, match="resamples must be >= 1, got 0"):
         bootstrap_interval([1.0], mean, resamples=0)
+
+
+# Probability of improvement
+
+
+def test_the_probability_of_improvement_counts_pairs_and_halves_of_equals() -> None:
+    assert float(probability_of_improvement([3.0, 1.0], [2.0, 1.0])) == (2 + 0 + 0.5) / 4
+    assert float(probability_of_improvement([5.0], [1.0, 2.0, 3.0])) == 1.0
+    x, y = draw(6), draw(4, seed=5)
+    both = probability_of_improvement(x, y) + probability_of_improvement(y, x)
+    assert float(both) == pytest.approx(1.0)
+
+
+def test_a_method_is_no_improvement_over_itself() -> None:
+    x = draw(9)
+    assert float(probability_of_improvement(x, x)) == 0.5
+    low, high = improvement_interval(x, x)
+    assert low < 0.5 < high
+
+
+def test_the_interval_of_the_improvement_is_a_point_where_nothing_overlaps() -> None:
+    assert improvement_interval([5.0, 6.0, 7.0], [1.0, 2.0]) == (1.0, 1.0)
+    wide = improvement_interval(draw(5), draw(5, seed=8), level=0.99)
+    narrow = improvement_interval(draw(5), draw(5, seed=8), level=0.5)
+    assert wide.low <= narrow.low < narrow.high <= wide.high
+
+
+def test_what_is_not_finite_improves_nothing() -> None:
+    assert np.isnan(probability_of_improvement([1.0, np.nan], [0.0]))
+    with pytest.raises(DataError, match="at least one value"):
+        probability_of_improvement([], [0.0])

@@ -16,6 +16,7 @@ from rl_training._version import __version__
 from rl_training.cli.data import app as data_app
 from rl_training.cli.gail_control import gail_control
 from rl_training.cli.ope import HELP, ope
+from rl_training.cli.showing import leaderboard, record, report, watch
 
 if TYPE_CHECKING:
     from rl_training.runtime.results import TrainResult
@@ -32,6 +33,8 @@ app = typer.Typer(
 app.add_typer(data_app)
 app.command("ope", help=HELP)(ope)
 app.command("gail-control")(gail_control)
+for _command_function in (report, leaderboard, record, watch):
+    app.command()(_command_function)
 out = Console(soft_wrap=True, emoji=False)
 err = Console(stderr=True, emoji=False)
 
@@ -117,7 +120,7 @@ def train(
     if dry_run:
         out.print(resolved.to_yaml(), markup=False, highlight=False)
         return
-    _report(run_training(resolved, callbacks=[display_for(err, quiet=quiet)]))
+    _print_outcome(run_training(resolved, callbacks=[display_for(err, quiet=quiet)]))
 
 
 @app.command()
@@ -140,7 +143,7 @@ def resume(
         callbacks=[display_for(err, quiet=quiet)],
         warn=_warn,
     )
-    _report(result)
+    _print_outcome(result)
 
 
 @app.command("eval")
@@ -337,7 +340,7 @@ def _command() -> str:
     return os.path.relpath(called)
 
 
-def _report(result: TrainResult) -> None:
+def _print_outcome(result: TrainResult) -> None:
     """Print where everything is; `name=value` lines first, for scripts."""
     from rl_training.cli.display import print_group, print_result
     from rl_training.cli.plots import write_plots

@@ -19,7 +19,8 @@ from rl_training._version import __version__
 
 EXTRAS = {
     "tensorboard": ("tensorboard",),
-    "report": ("matplotlib",),
+    "report": ("matplotlib", "jinja2"),
+    "video": ("imageio", "imageio_ffmpeg", "pygame"),
     "mujoco": ("mujoco", "imageio"),
     "box2d": ("Box2D",),
     "atari": ("ale_py",),

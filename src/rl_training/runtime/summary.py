@@ -113,18 +113,18 @@ class GroupSummary(StrictModel):
 
 def summarize_group(members: Sequence[Member], results: Sequence[TrainResult]) -> GroupSummary:
     """Put the results and logs of a group's members together."""
-    logs = [_evaluations(result.run_dir) for result in results]
+    logs = [evaluations(result.run_dir) for result in results]
     finals = [result.metrics[RETURN] for result in results]
     return GroupSummary(
         num_seeds=len({member.seed for member in members}),
         level=LEVEL,
         resamples=RESAMPLES,
-        final_return=_over_seeds(finals),
+        final_return=over_seeds(finals),
         seeds=tuple(
             _one_member(member, result, log)
             for member, result, log in zip(members, results, logs, strict=True)
         ),
-        curve=_curve(logs),
+        curve=curve_of(logs),
         points=_points(members, finals, logs) if members[0].point else (),
     )
 
@@ -136,14 +136,14 @@ def _points(
     rows: dict[tuple[float, ...], list[int]] = {}
     for index, member in enumerate(members):
         rows.setdefault(tuple(member.point.values()), []).append(index)
-    returns = [_over_seeds([finals[index] for index in row]) for row in rows.values()]
+    returns = [over_seeds([finals[index] for index in row]) for row in rows.values()]
     best = max((r.iqm for r in returns if r.iqm is not None), default=math.nan)
     return tuple(
         PointSummary(
             point=dict(members[row[0]].point),
             best=final.iqm == best,
             final_return=final,
-            curve=_curve([logs[index] for index in row]),
+            curve=curve_of([logs[index] for index in row]),
         )
         for row, final in zip(rows.values(), returns, strict=True)
     )
@@ -189,7 +189,7 @@ def read_summary(folder: Path) -> GroupSummary | None:
         ) from None
 
 
-def _evaluations(folder: Path) -> dict[int, float]:
+def evaluations(folder: Path) -> dict[int, float]:
     """Return the mean return by step; the log holds NaN and infinity as text."""
     rows = read_metrics(folder, "eval")
     return {int(row["step"]): float(row[RETURN]) for row in rows if RETURN in row}
@@ -209,7 +209,8 @@ def _one_member(member: Member, result: TrainResult, log: dict[int, float]) -> S
     )
 
 
-def _over_seeds(returns: Sequence[float]) -> FinalReturn:
+def over_seeds(returns: Sequence[float]) -> FinalReturn:
+    """Return the figures over one return per member."""
     interval = bootstrap_interval(returns, interquartile_mean)
     values = {
         "mean": np.mean(returns),
@@ -223,7 +224,8 @@ def _over_seeds(returns: Sequence[float]) -> FinalReturn:
     return FinalReturn(**{name: _finite(float(value)) for name, value in values.items()})
 
 
-def _curve(logs: Sequence[dict[int, float]]) -> tuple[CurvePoint, ...]:
+def curve_of(logs: Sequence[dict[int, float]]) -> tuple[CurvePoint, ...]:
+    """Return interquartile means over members at the evaluations that all of them have."""
     # Seeds resumed alone for a while may have evaluations that the others lack.
     steps = sorted(set.intersection(*(set(log) for log in logs)))
     if not steps:

@@ -1,0 +1,185 @@
+"""`report`, `leaderboard`, `record` and `watch`: what people do with runs they have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from rl_training.reporting.figures import Figure, Row
+    from rl_training.reporting.gather import Task
+    from rl_training.runtime.filming import Shown
+    from rl_training.runtime.workflows import LoadedAgent
+
+out = Console(soft_wrap=True, emoji=False)
+err = Console(stderr=True, emoji=False)
+
+RunsArgument = Annotated[
+    list[Path], typer.Argument(help="Run folders, folders of groups, or folders that hold such.")
+]
+CheckpointOption = Annotated[
+    Path,
+    typer.Option("--checkpoint", help="Checkpoint folder, run folder, or file made by save()."),
+]
+BestOption = Annotated[
+    bool, typer.Option("--best", help="The run's best checkpoint, not its newest.")
+]
+EpisodesOption = Annotated[int, typer.Option(help="How many episodes.")]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of the episodes.", min=0)]
+MaxStepsOption = Annotated[int | None, typer.Option(help="Cut each episode after so many steps.")]
+
+
+def report(
+    runs: RunsArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
+        "report.html"
+    ),
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "Comparison of runs",
+) -> None:
+    """Compare runs on one HTML page: curves, tables, who beats whom, settings, videos."""
+    from rl_training.reporting.gather import gather
+    from rl_training.reporting.page import write_report
+
+    path = write_report(gather(runs), output, title)
+    out.print(f"report={path}", markup=False, highlight=False)
+
+
+def leaderboard(
+    runs: RunsArgument,
+    by: Annotated[str, typer.Option(help="Figure to rank by: final, last or best.")] = "final",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Rank methods by the interquartile mean over their seeds, task by task."""
+    from rl_training.reporting.figures import ranked
+    from rl_training.reporting.gather import gather
+
+    boards = [(task, ranked(task, by)) for task in gather(runs)]
+    if as_json:
+        facts = [{"task": t.name, "methods": [_row_facts(r) for r in rows]} for t, rows in boards]
+        out.print_json(json.dumps(facts))
+        return
+    for task, rows in boards:
+        _print_board(task, rows, by)
+
+
+def record(
+    checkpoint: CheckpointOption,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="mp4, webm or gif; the run's own folder videos/ if not given."
+        ),
+    ] = None,
+    episodes: EpisodesOption = 1,
+    seed: SeedOption = None,
+    best: BestOption = False,
+    fps: Annotated[int | None, typer.Option(help="Frames per second.")] = None,
+    max_steps: MaxStepsOption = None,
+) -> None:
+    """Film a checkpoint's deterministic policy."""
+    from rl_training.runtime.filming import record_agent
+
+    agent = _agent(checkpoint, best)
+    target = output or _film_path(checkpoint, agent.step)
+    shown = record_agent(agent, target, episodes=episodes, seed=seed, fps=fps, max_steps=max_steps)
+    _print_shown(shown)
+    out.print(f"video={shown.path}", markup=False, highlight=False)
+
+
+def watch(
+    checkpoint: CheckpointOption,
+    episodes: EpisodesOption = 1,
+    seed: SeedOption = None,
+    best: BestOption = False,
+    max_steps: MaxStepsOption = None,
+) -> None:
+    """Show a checkpoint's deterministic policy in a window."""
+    from rl_training.runtime.filming import watch_agent
+
+    _print_shown(
+        watch_agent(_agent(checkpoint, best), episodes=episodes, seed=seed, max_steps=max_steps)
+    )
+
+
+def _agent(checkpoint: Path, best: bool) -> LoadedAgent:
+    from rl_training.runtime.workflows import load_agent
+
+    return load_agent(checkpoint, best=best, warn=warn)
+
+
+def warn(text: str) -> None:
+    """Tell a person something that is no error."""
+    err.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _film_path(checkpoint: Path, step: int) -> Path:
+    """Return where `report` finds the film: beside the run's logs."""
+    if checkpoint.is_file():
+        return checkpoint.with_suffix(".mp4")
+    is_run = (checkpoint / "config.yaml").is_file()
+    run = checkpoint if is_run else checkpoint.resolve().parent.parent
+    return run / "videos" / f"step_{step}.mp4"
+
+
+def _print_shown(shown: Shown) -> None:
+    for index, value in enumerate(shown.returns):
+        out.print(f"episode={index} return={value:.2f}", highlight=False)
+    out.print(f"steps={shown.steps}", highlight=False)
+
+
+def _row_facts(row: Row) -> dict[str, Any]:
+    def facts(figure: Figure | None) -> dict[str, Any] | None:
+        if figure is None:
+            return None
+        return {
+            "iqm": figure.iqm,
+            "low": figure.low,
+            "high": figure.high,
+            "values": list(figure.values),
+        }
+
+    return {
+        "method": row.method.label,
+        "seeds": [run.seed for run in row.method.runs],
+        "steps": row.steps,
+        "final": facts(row.final),
+        "last": facts(row.last),
+        "best": facts(row.best),
+        "runs": [str(run.folder) for run in row.method.runs],
+    }
+
+
+def _print_board(task: Task, rows: list[Row], by: str) -> None:
+    from rl_training.cli.tables import print_rows
+    from rl_training.reporting.figures import KINDS, improvements
+
+    out.print(f"\n[bold]{task.name}[/], by {by} return", highlight=False)
+    beats = improvements(rows, by)
+    others = [kind for kind in KINDS if kind != by]
+    cells = []
+    for place, row in enumerate(rows):
+        below = beats[place][place + 1] if place + 1 < len(rows) else None
+        cells.append(
+            (
+                f"{place + 1}. {row.method.label}",
+                _cell(row.figure(by), with_interval=True),
+                *(_cell(row.figure(kind)) for kind in others),
+                str(len(row.method.runs)),
+                f"{row.steps:,}",
+                "" if below is None else f"{below.probability:.2f}",
+            )
+        )
+    columns = ("method", f"{by} IQM", *others, "seeds", "steps", "beats next")
+    print_rows(out, columns, cells)
+
+
+def _cell(figure: Figure | None, *, with_interval: bool = False) -> str:
+    if figure is None:
+        return "-"
+    digits = 1 if max(abs(figure.low), abs(figure.high)) >= 10 else 3
+    interval = f" \\[{figure.low:.{digits}f}, {figure.high:.{digits}f}]" if with_interval else ""
+    return f"{figure.iqm:.{digits}f}{interval}"

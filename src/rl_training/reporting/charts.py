@@ -1,0 +1,191 @@
+"""Line charts as SVG, drawn here so that a page needs no library and follows the reader's colours.
+
+A drawing has a fixed inner size and scales with its place; colours are classes of the page's style.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+COLORS = 8
+"""Different colours of the page; methods beyond them get dashes."""
+DASHES = ("", "6 4", "2 3", "9 3 2 3")
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One curve with its band and the thin lines below it."""
+
+    label: str
+    number: int
+    """Gives colour and dashes."""
+    points: tuple[Point, ...]
+    band: tuple[tuple[float, float, float], ...] = ()
+    """(x, low, high)."""
+    faint: tuple[tuple[Point, ...], ...] = ()
+
+    def ys(self) -> Iterable[float]:
+        """Every height that must fit into the drawing."""
+        yield from (y for _, y in self.points)
+        yield from (y for _, low, high in self.band for y in (low, high))
+        yield from (y for line in self.faint for _, y in line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Inner size of a drawing, in its own units."""
+
+    width: int
+    height: int
+    left: int = 56
+    right: int = 14
+    top: int = 12
+    bottom: int = 30
+
+
+WIDE = Size(width=920, height=360)
+NARROW = Size(width=360, height=260, left=48, right=10)
+SMALL = Size(width=340, height=190, left=50, right=10, top=10, bottom=26)
+
+
+class Scale:
+    """Maps numbers of a range to places of a drawing."""
+
+    def __init__(self, low: float, high: float, start: float, end: float) -> None:
+        self.low, self.high, self.start, self.end = low, high, start, end
+
+    def __call__(self, value: float) -> float:
+        """Return the place of a number."""
+        share = (value - self.low) / (self.high - self.low)
+        return round(self.start + share * (self.end - self.start), 2)
+
+
+def line_chart(lines: Sequence[Line], size: Size, title: str) -> Markup:
+    """Draw curves over steps.
+
+    Args:
+        lines: The curves; at least one has a point.
+        size: Inner size.
+        title: What a screen reader says of it.
+    """
+    xs = [x for line in lines for x, _ in line.points]
+    ys = [y for line in lines for y in line.ys()]
+    y_ticks = ticks(min(ys), max(ys), 5)
+    x_ticks = ticks(min(xs), max(xs), 6 if size.width > 500 else 4)
+    x_low, x_high = min(xs), max(xs)
+    if x_low == x_high:
+        x_low, x_high = x_low - 1, x_high + 1
+    across = Scale(x_low, x_high, size.left, size.width - size.right)
+    up = Scale(min(y_ticks[0], *ys), max(y_ticks[-1], *ys), size.height - size.bottom, size.top)
+    parts = [*_axes(size, across, up, x_ticks, y_ticks)]
+    for line in lines:
+        parts += _drawn(line, across, up)
+    parts.append(
+        f'<line class="cursor" y1="{size.top}" y2="{size.height - size.bottom}" x1="0" x2="0"/>'
+    )
+    return Markup(
+        '<svg class="chart" viewBox="0 0 {w} {h}" role="img" aria-label="{t}" '
+        'data-chart="{d}">{b}</svg>'
+    ).format(
+        w=size.width, h=size.height, t=title, d=_hover(lines, across), b=Markup("".join(parts))
+    )
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """Return round numbers from at or below `low` to at or above `high`, about `count` of them."""
+    if low == high:
+        low, high = low - max(abs(low) * 0.1, 0.5), high + max(abs(high) * 0.1, 0.5)
+    raw = (high - low) / max(count - 1, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def short(value: float) -> str:
+    """Write a number of an axis: 12k, 1.5M, 0.02."""
+    size = abs(value)
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= limit:
+            return f"{value / (1e3 if unit == 'k' else limit):g}{unit}"
+    if size and (size < 1e-3):
+        digits, _, power = f"{value:.1e}".partition("e")
+        return f"{float(digits):g}e{int(power)}"
+    return f"{value:,.6g}" if size >= 1000 else f"{value:.4g}"
+
+
+def _axes(
+    size: Size, across: Scale, up: Scale, x_ticks: Sequence[float], y_ticks: Sequence[float]
+) -> Iterable[str]:
+    right, bottom = size.width - size.right, size.height - size.bottom
+    for tick in y_ticks:
+        y = up(tick)
+        yield f'<line class="grid" x1="{size.left}" x2="{right}" y1="{y}" y2="{y}"/>'
+        yield f'<text x="{size.left - 8}" y="{y + 4}" text-anchor="end">{short(tick)}</text>'
+    for tick in x_ticks:
+        if across.low <= tick <= across.high:
+            # A figure at the end would stick out, so it ends there.
+            anchor = "end" if across(tick) > right - 12 else "middle"
+            yield f'<text x="{across(tick)}" y="{bottom + 18}" text-anchor="{anchor}">'
+            yield f"{short(tick)}</text>"
+    yield f'<text x="{size.left - 8}" y="{bottom + 18}" text-anchor="end">step</text>'
+    yield f'<line class="axis" x1="{size.left}" x2="{right}" y1="{bottom}" y2="{bottom}"/>'
+
+
+def _drawn(line: Line, across: Scale, up: Scale) -> list[str]:
+    color, dash = line.number % COLORS, DASHES[line.number // COLORS % len(DASHES)]
+    parts = []
+    if len(line.band) > 1:
+        there = [f"{across(x)},{up(high)}" for x, _, high in line.band]
+        back = [f"{across(x)},{up(low)}" for x, low, _ in reversed(line.band)]
+        parts.append(f'<polygon class="band c{color}" points="{" ".join(there + back)}"/>')
+    parts += [f'<path class="faint c{color}" d="{_path(f, across, up)}"/>' for f in line.faint if f]
+    style = f' stroke-dasharray="{dash}"' if dash else ""
+    path = _path(line.points, across, up)
+    parts.append(f'<path class="curve c{color}"{style} d="{path}"/>')
+    if len(line.points) < 25:
+        parts += [
+            f'<circle class="dot c{color}" cx="{across(x)}" cy="{up(y)}" r="2.6"/>'
+            for x, y in line.points
+        ]
+    return parts
+
+
+def _path(points: Sequence[Point], across: Scale, up: Scale) -> str:
+    return "M" + "L".join(f"{across(x)} {up(y)}" for x, y in points)
+
+
+def _hover(lines: Sequence[Line], across: Scale) -> str:
+    """What the page's script needs to show figures under the pointer, as JSON."""
+    series = [
+        {
+            "label": line.label,
+            "color": line.number % COLORS,
+            "points": [[x, across(x), y] for x, y in line.points],
+            "band": {f"{x:g}": [low, high] for x, low, high in line.band},
+        }
+        for line in lines
+    ]
+    return json.dumps(series)
+
+
+def swatch(number: int) -> Markup:
+    """Draw the short line that stands for a method."""
+    dash = DASHES[number // COLORS % len(DASHES)]
+    style = Markup(' stroke-dasharray="{}"').format(dash) if dash else ""
+    return Markup(
+        '<svg class="swatch" viewBox="0 0 22 8" aria-hidden="true">'
+        '<path class="curve c{}"{} d="M1 4H21"/></svg>'
+    ).format(number % COLORS, style)
+
+
+def text(value: object) -> Markup:
+    """Escape a text for the page."""
+    return escape(value)

@@ -1,0 +1,270 @@
+"""Finds runs on disk and puts those together that differ in their seed alone.
+
+A *method* is a configuration without its seed; a *task* is an environment with its keywords.  Only
+logs and descriptions are read, so a run may still be going on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rl_training.errors import ConfigError, DataError
+from rl_training.experiment.grid import number_text
+from rl_training.experiment.logging import METRICS_FILE, read_metrics
+from rl_training.experiment.yaml_loader import load_yaml
+from rl_training.runtime.summary import evaluations
+
+CIRCUMSTANCES = frozenset(
+    {
+        "seed",
+        "seeds",
+        "grid",
+        "output_dir",
+        "run_name",
+        "tags",
+        "tensorboard",
+        "trackers",
+        "log_interval",
+        "checkpoint_interval",
+        "checkpoint_minutes",
+        "keep_checkpoints",
+        "device",
+        "threads",
+        "accelerate",
+        "vector_mode",
+    }
+)
+"""Fields that do not make another method of a run."""
+MOST_DEEP = 4
+"""Folders below a given one in which runs are looked for."""
+VIDEOS = (".mp4", ".webm", ".gif")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One seed of one method."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    """As `config.yaml` has it, every default filled in."""
+    system: Mapping[str, Any]
+    """As `run.json` has it; empty where there is none."""
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.config.get("seed", 0))
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """Every line of its log."""
+        return read_metrics(self.folder)
+
+    @cached_property
+    def evaluations(self) -> dict[int, float]:
+        """Mean evaluation return by step."""
+        return evaluations(self.folder)
+
+    def series(self, kind: str, name: str) -> dict[int, float]:
+        """Return a metric by step, where it is a finite number."""
+        return {
+            int(row["step"]): float(row[name])
+            for row in self.rows
+            if row.get("kind") == kind and isinstance(row.get(name), int | float)
+        }
+
+    @property
+    def notes(self) -> list[str]:
+        """What the log says about the run's data."""
+        return [str(row["text"]) for row in self.rows if row.get("kind") == "note"]
+
+    @property
+    def step(self) -> int:
+        """The last step of the log."""
+        return max((int(row["step"]) for row in self.rows), default=0)
+
+    @property
+    def video(self) -> Path | None:
+        """The newest film in the run's folder or its folder `videos`."""
+        found = [
+            path
+            for folder in (self.folder, self.folder / "videos")
+            if folder.is_dir()
+            for path in folder.iterdir()
+            if path.suffix in VIDEOS and path.is_file()
+        ]
+        return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """Runs that differ in their seed alone."""
+
+    label: str
+    number: int
+    """Place in its task, which gives its colour."""
+    runs: tuple[Run, ...]
+    settings: Mapping[str, Any]
+    """Flat: what makes the method, by dotted key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """An environment and the methods that were tried on it."""
+
+    name: str
+    methods: tuple[Method, ...]
+    differences: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Settings in which the methods differ, with the value of each."""
+
+
+def gather(paths: Sequence[Path]) -> list[Task]:
+    """Return the tasks of all runs in the given folders.
+
+    Args:
+        paths: Run folders, folders of groups, or folders that hold such.
+
+    Raises:
+        DataError: When a folder is not there or holds no run.
+        ConfigError: When a run's `config.yaml` cannot be read.
+    """
+    folders: dict[Path, None] = {}
+    for path in paths:
+        found = sorted(_run_folders(Path(path), MOST_DEEP))
+        if not found:
+            raise DataError(
+                f"{path} holds no run: give the folder of a run, of a group, or one above them "
+                "(a run's folder has config.yaml and metrics.jsonl)"
+            )
+        folders |= dict.fromkeys(folder.resolve() for folder in found)
+    return _tasks([_read_run(folder) for folder in folders])
+
+
+def _run_folders(path: Path, depth: int) -> Iterable[Path]:
+    if (path / "config.yaml").is_file() and (path / METRICS_FILE).is_file():
+        yield path
+    elif depth and path.is_dir():
+        for folder in path.iterdir():
+            if folder.is_dir() and not folder.name.startswith("."):
+                yield from _run_folders(folder, depth - 1)
+
+
+def _read_run(folder: Path) -> Run:
+    config = load_yaml(folder / "config.yaml").data
+    for name in ("algo", "env_id"):
+        if not isinstance(config.get(name), str):
+            raise ConfigError(f"{folder / 'config.yaml'} has no {name}, so it describes no run")
+    return Run(folder=folder, config=config, system=_read_system(folder))
+
+
+def _read_system(folder: Path) -> dict[str, Any]:
+    """Read `run.json`, of the run or of the group it belongs to."""
+    for path in (folder / "run.json", folder.parent / "run.json"):
+        if path.is_file():
+            try:
+                data = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                return {}  # a run that was killed while writing it still has its curves
+            return data if isinstance(data, dict) else {}
+    return {}
+
+
+def _tasks(runs: Sequence[Run]) -> list[Task]:
+    tasks: dict[str, dict[str, list[Run]]] = {}
+    for run in runs:
+        env = {"env_id": run.config["env_id"], "env_kwargs": run.config.get("env_kwargs") or {}}
+        methods = tasks.setdefault(json.dumps(env, sort_keys=True), {})
+        methods.setdefault(json.dumps(_method_of(run), sort_keys=True), []).append(run)
+    names = _task_names(list(tasks))
+    result: list[Task] = []
+    for name, groups in zip(names, tasks.values(), strict=True):
+        settings = [_flat(_method_of(group[0])) for group in groups.values()]
+        differing = _differences(settings)
+        labels = _labels(settings)
+        methods_found = []
+        for number, (label, flat, group) in enumerate(
+            zip(labels, settings, groups.values(), strict=True)
+        ):
+            ordered = tuple(sorted(group, key=lambda run: (run.seed, str(run.folder))))
+            methods_found.append(Method(label=label, number=number, runs=ordered, settings=flat))
+        result.append(Task(name=name, methods=tuple(methods_found), differences=differing))
+    return result
+
+
+def _method_of(run: Run) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in run.config.items()
+        if name not in CIRCUMSTANCES and name not in ("env_id", "env_kwargs")
+    }
+
+
+def _task_names(keys: Sequence[str]) -> list[str]:
+    """Name tasks by their id, and by their keywords too where two share it."""
+    parsed = [json.loads(key) for key in keys]
+    ids = [str(env["env_id"]) for env in parsed]
+    return [
+        name if ids.count(name) == 1 else f"{name} {json.dumps(env['env_kwargs'])}"
+        for name, env in zip(ids, parsed, strict=True)
+    ]
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    names = dict.fromkeys(name for flat in settings for name in flat)
+    table = {name: tuple(flat.get(name, ABSENT) for flat in settings) for name in names}
+    return {name: row for name, row in table.items() if any(v != row[0] for v in row[1:])}
+
+
+class _Absent:
+    """Value of a setting that a method does not have."""
+
+    def __repr__(self) -> str:
+        return "-"
+
+
+ABSENT = _Absent()
+
+
+def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name methods by algorithm, and by what differs where two are of the same one."""
+    labels = []
+    for flat in settings:
+        alike = [other for other in settings if other["algo"] == flat["algo"]]
+        own = _differences(alike)
+        parts = [f"{short_key(name)} {value_text(flat.get(name, ABSENT))}" for name in own]
+        shown = ", ".join(parts[:3]) + (f" and {len(parts) - 3} more" if len(parts) > 3 else "")
+        labels.append(f"{flat['algo']} · {shown}" if shown else str(flat["algo"]))
+    # Two that differ only in what is not shown are told apart by a number.
+    return [
+        label if labels.count(label) == 1 else f"{label} ({labels[: i + 1].count(label)})"
+        for i, label in enumerate(labels)
+    ]
+
+
+def short_key(name: str) -> str:
+    """Return a setting's name without the group that all of them share."""
+    return name.removeprefix("algo_kwargs.")
+
+
+def value_text(value: Any) -> str:
+    """Write the value of a setting short."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return number_text(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,203 @@
+"""Shows an agent at work: frames of whole episodes for a film, or a window to watch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rl_training.envs.factory import evaluation_kwargs, make_env
+from rl_training.envs.spec import AnyEnv
+from rl_training.errors import ConfigError, DataError, EnvError, MissingExtraError
+from rl_training.rng import derive_seed
+from rl_training.runtime.workflows import LoadedAgent
+
+Frame = NDArray[np.uint8]
+"""Height, width, red green blue."""
+FORMATS = (".mp4", ".gif", ".webm")
+DEFAULT_FPS = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """Episodes that were shown."""
+
+    returns: tuple[float, ...]
+    steps: int
+    path: Path | None = None
+
+
+def record_agent(
+    agent: LoadedAgent,
+    target: Path,
+    *,
+    episodes: int = 1,
+    seed: int | None = None,
+    fps: int | None = None,
+    max_steps: int | None = None,
+) -> Shown:
+    """Film whole episodes of the deterministic policy.
+
+    Args:
+        agent: Who acts.
+        target: File to write; its ending says which format, one of `FORMATS`.
+        episodes: How many, one after the other.
+        seed: Seed of the episodes; None takes one that training never used.
+        fps: Frames per second; None asks the environment.
+        max_steps: Cut each episode after so many steps; None does not.
+
+    Raises:
+        ConfigError: For another ending, or numbers out of range.
+        MissingExtraError: Without imageio and imageio-ffmpeg.
+        EnvError: When the environment gives no frames.
+    """
+    if target.suffix not in FORMATS:
+        raise ConfigError(
+            f"{target.name}: a film ends in {', '.join(FORMATS)}, got {target.suffix or 'nothing'}"
+        )
+    _check(episodes, fps, max_steps)
+    open_writer = _writer_maker()
+    with _environment(agent, "rgb_array") as env:
+        rate = fps or int(env.metadata.get("render_fps") or DEFAULT_FPS)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open_writer(target, rate) as write:
+                shown = _play(agent, env, episodes, seed, max_steps, lambda: write(_frame(env)))
+        except OSError as error:
+            raise DataError(f"{target} cannot be written ({error}); choose another file") from None
+    return Shown(returns=shown.returns, steps=shown.steps, path=target)
+
+
+def watch_agent(
+    agent: LoadedAgent,
+    *,
+    episodes: int = 1,
+    seed: int | None = None,
+    max_steps: int | None = None,
+) -> Shown:
+    """Show whole episodes of the deterministic policy in a window, at the environment's speed.
+
+    Raises:
+        EnvError: When the environment has no window, or there is no screen.
+    """
+    _check(episodes, None, max_steps)
+    if sys.platform == "linux" and not any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+    ):
+        # SDL would draw into nothing without a word.
+        raise EnvError(
+            "there is no screen here: neither DISPLAY nor WAYLAND_DISPLAY is set; "
+            "`rl-training record` films instead"
+        )
+    with _environment(agent, "human") as env:
+        return _play(agent, env, episodes, seed, max_steps, lambda: None)
+
+
+def _check(episodes: int, fps: int | None, max_steps: int | None) -> None:
+    for name, value in (("episodes", episodes), ("fps", fps), ("max_steps", max_steps)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be >= 1, got {value}")
+
+
+@contextmanager
+def _environment(agent: LoadedAgent, render_mode: str) -> Iterator[AnyEnv]:
+    """Make the task with pictures."""
+    env_id, kwargs = agent.config.env_id, evaluation_kwargs(agent.config.env_kwargs)
+    plain = make_env(env_id, kwargs)
+    modes = plain.metadata.get("render_modes") or ()
+    plain.close()
+    if render_mode not in modes:
+        there = ", ".join(modes) or "none"
+        raise EnvError(f"{env_id} has no render mode {render_mode}; it has: {there}")
+    env = make_env(env_id, kwargs | {"render_mode": render_mode})
+    try:
+        yield env
+    finally:
+        env.close()
+
+
+def _play(
+    agent: LoadedAgent,
+    env: AnyEnv,
+    episodes: int,
+    seed: int | None,
+    max_steps: int | None,
+    after: Callable[[], None],
+) -> Shown:
+    base = derive_seed(agent.config.seed, "film") if seed is None else seed
+    returns, steps = [], 0
+    for episode in range(episodes):
+        total, length = _episode(agent, env, base + episode, max_steps, after)
+        returns.append(total)
+        steps += length
+    return Shown(returns=tuple(returns), steps=steps)
+
+
+def _episode(
+    agent: LoadedAgent,
+    env: AnyEnv,
+    seed: int,
+    max_steps: int | None,
+    after: Callable[[], None],
+) -> tuple[float, int]:
+    learner, spec = agent.learner, agent.env_spec
+    state = learner.initial_acting_state(1)
+    obs, _ = env.reset(seed=seed % 2**31)
+    after()
+    total, length, over = 0.0, 0, False
+    dtype = np.float32 if len(spec.obs_shape) == 1 else np.dtype(spec.obs_dtype)
+    while not over and (max_steps is None or length < max_steps):
+        seen = torch.from_numpy(np.ascontiguousarray(obs, dtype=dtype)[None, None])
+        with torch.inference_mode():
+            action = learner.act_from(state, seen.to(learner.device), explore=False)
+        scaled = spec.scale_action(action[0, 0].cpu().numpy())
+        chosen: Any = int(scaled) if spec.action_kind == "discrete" else scaled
+        obs, reward, terminated, truncated, _ = env.step(chosen)
+        after()
+        total, length, over = total + float(reward), length + 1, terminated or truncated
+    return total, length
+
+
+def _frame(env: AnyEnv) -> Frame:
+    """Return a picture whose sides are even, as films need them."""
+    try:
+        picture: Any = env.render()
+    except Exception as error:  # drivers of screens raise whatever they like
+        raise EnvError(
+            f"drawing the environment failed ({type(error).__name__}: {error}); on a machine "
+            "without a screen MuJoCo needs MUJOCO_GL=egl or osmesa"
+        ) from None
+    if not isinstance(picture, np.ndarray) or picture.ndim != 3:
+        raise EnvError("the environment's render() gives no picture [height, width, 3]")
+    height, width = picture.shape[0] // 2 * 2, picture.shape[1] // 2 * 2
+    return np.ascontiguousarray(picture[:height, :width, :3], dtype=np.uint8)
+
+
+def _writer_maker() -> Any:
+    try:
+        import imageio.v2 as imageio
+        import imageio_ffmpeg  # noqa: F401 - the program that imageio calls
+    except ImportError as error:
+        raise MissingExtraError(
+            f'filming needs {error.name}; pip install "rl-training[video]"'
+        ) from None
+
+    @contextmanager
+    def open_writer(target: Path, fps: int) -> Iterator[Callable[[Frame], None]]:
+        if target.suffix == ".gif":
+            # A gif counts hundredths of a second.
+            writer = imageio.get_writer(target, mode="I", duration=1000 / fps, loop=0)
+        else:
+            writer = imageio.get_writer(target, fps=fps, macro_block_size=2)
+        with writer:
+            yield writer.append_data
+
+    return open_writer

@@ -1,0 +1,236 @@
+"""The report page, the leaderboard and what they are made of."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from helpers.browser import ask_browser
+from helpers.tiny import run_cli, tiny_config
+from rl_training.errors import DataError
+from rl_training.reporting.charts import Line, Size, line_chart, short, ticks
+from rl_training.reporting.figures import curve, improvements, ranked, rows_of, thin
+from rl_training.reporting.gather import gather
+
+
+def write_run(
+    folder: Path, returns: dict[int, float], *, algo: str = "sac", seed: int = 0, **changes: Any
+) -> Path:
+    """A run's folder as training leaves it: description and log."""
+    folder.mkdir(parents=True)
+    config = tiny_config(algo, folder, seed=seed, **changes).to_yaml()
+    (folder / "config.yaml").write_text(config)
+    (folder / "run.json").write_text(json.dumps({"python": "3.11.0", "command": ["x", "train"]}))
+    lines: list[dict[str, Any]] = [{"step": 0, "kind": "note", "text": "data <b>ends</b>"}]
+    for step, value in returns.items():
+        train = {"critic_loss": value / 7, "time/elapsed_seconds": step / 10}
+        lines.append({"step": step, "kind": "train", **train})
+        lines.append({"step": step, "kind": "eval", "eval_return_mean": value})
+        lines.append({"step": step, "kind": "model", "holdout_error": 1 / step})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods with three seeds each on one task, one method on another."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1, 2):
+        good = {step: step / 10 + seed for step in range(100, 1100, 100)}
+        bad = {step: step / 20 + seed for step in range(100, 1100, 100)}
+        write_run(folder / f"good{seed}", good, seed=seed)
+        slow = {"learning_rate": 0.007}
+        write_run(folder / "group" / f"seed_{seed}", bad, seed=seed, algo_kwargs=slow)
+        write_run(folder / f"dqn{seed}", {50: 1.0, 100: 5.0 + seed}, algo="dqn", seed=seed)
+    return folder
+
+
+# Gathering
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_method(runs: Path) -> None:
+    tasks = gather([runs])
+    assert {task.name: len(task.methods) for task in tasks} == {"CartPole-v1": 1, "Pendulum-v1": 2}
+    pendulum = next(task for task in tasks if task.name == "Pendulum-v1")
+    assert {m.label for m in pendulum.methods} == {
+        "sac · learning_rate 0.0003",
+        "sac · learning_rate 0.007",
+    }
+    assert all([run.seed for run in m.runs] == [0, 1, 2] for m in pendulum.methods)
+    assert list(pendulum.differences) == ["algo_kwargs.learning_rate"]
+
+
+def test_a_run_given_twice_counts_once(runs: Path) -> None:
+    (task,) = gather([runs / "good0", runs / "good0", runs / "good1"])
+    assert len(task.methods[0].runs) == 2
+
+
+def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(DataError, match="holds no run"):
+            gather([folder])
+
+
+# Figures
+
+
+def test_final_last_and_best_are_what_they_say(tmp_path: Path) -> None:
+    returns = {step: float(step) for step in range(1, 101)} | {50: 500.0}
+    write_run(tmp_path / "a", returns)
+    (row,) = rows_of(gather([tmp_path])[0])
+    assert row.final is not None
+    assert row.last is not None
+    assert row.best is not None
+    assert (row.final.iqm, row.best.iqm) == (100.0, 500.0)
+    assert row.last.iqm == pytest.approx(sum(range(90, 101)) / 11)
+    assert (row.steps, row.seconds) == (100, 10.0)
+
+
+def test_methods_are_ranked_and_compared(runs: Path) -> None:
+    task = next(task for task in gather([runs]) if task.name == "Pendulum-v1")
+    rows = ranked(task)
+    assert [row.method.settings["algo_kwargs.learning_rate"] for row in rows] == [0.0003, 0.007]
+    table = improvements(rows)
+    assert table[0][0] is None
+    assert table[0][1] is not None
+    assert table[1][0] is not None
+    assert (table[0][1].probability, table[1][0].probability) == (1.0, 0.0)
+    with pytest.raises(DataError, match="final, last, best"):
+        ranked(task, "mean")
+
+
+def test_the_curve_of_seeds_is_their_interquartile_mean(runs: Path) -> None:
+    task = next(task for task in gather([runs]) if task.name == "Pendulum-v1")
+    good = next(m for m in task.methods if m.settings["algo_kwargs.learning_rate"] == 0.0003)
+    assert [(p.step, p.iqm) for p in curve(good)][:2] == [(100, 11.0), (200, 21.0)]
+
+
+def test_thinning_keeps_both_ends() -> None:
+    steps = list(range(0, 10_000, 7))
+    thinned = thin(steps)
+    assert (thinned[0], thinned[-1]) == (steps[0], steps[-1])
+    assert len(thinned) == 160
+    assert thin([1, 2]) == [1, 2]
+
+
+# Charts
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1), (-1700.3, -120.0), (3.0, 3.0), (0.0, 0.0), (1e-6, 4e-6), (-5, 1e7)]
+)
+def test_ticks_are_round_and_enclose(low: float, high: float) -> None:
+    marks = ticks(low, high, 5)
+    assert marks[0] <= low
+    assert marks[-1] >= high
+    assert 2 <= len(marks) <= 8
+    assert len({short(mark) for mark in marks}) == len(marks)
+
+
+def test_numbers_on_axes_are_short() -> None:
+    values = [0, 500, 2500, 25_000, 1.5e6, 0.00075, -0.25]
+    assert [short(v) for v in values] == ["0", "500", "2,500", "25k", "1.5M", "7.5e-4", "-0.25"]
+
+
+def test_a_curve_stays_inside_its_drawing() -> None:
+    points = tuple((float(x), (-3.0) ** x) for x in range(9))
+    size = Size(width=300, height=200)
+    drawing = line_chart([Line(label='a"<', number=9, points=points)], size, "t")
+    (path,) = re.findall(r'class="curve c1" stroke-dasharray="6 4" d="M([^"]+)"', drawing)
+    places = [tuple(map(float, pair.split())) for pair in path.split("L")]
+    assert all(size.left <= x <= 300 - size.right for x, _ in places)
+    assert all(size.top <= y <= 200 - size.bottom for _, y in places)
+    assert 'a"<' not in drawing
+
+
+# The page
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    (runs / "good2" / "videos").mkdir()
+    (runs / "good2" / "videos" / "film.gif").write_bytes(b"GIF89a" + bytes(20))
+    target = tmp_path_factory.mktemp("page") / "new" / "report.html"
+    done = run_cli("report", runs, "-o", target, "--title", "Three <seeds>")
+    assert (done.code, done.values["report"]) == (0, str(target)), done.err
+    return target
+
+
+def test_the_page_is_whole_and_asks_nothing_of_the_network(page: Path) -> None:
+    text = page.read_text()
+    assert not re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', text)
+    assert not re.search(r"https?://", text)
+    assert "Three &lt;seeds&gt;" in text
+    assert "data &lt;b&gt;ends&lt;/b&gt;" in text
+    for part in ("Probability of improvement", "Settings that differ", "Model health", "3.11.0"):
+        assert part in text
+    assert "data:image/gif;base64,R0lGODlh" in text
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1100, False), (390, False), (1100, True)])
+def test_a_browser_shows_the_page(page: Path, tmp_path: Path, width: int, dark: bool) -> None:
+    seen = ask_browser(page, tmp_path, width, dark=dark)
+    assert seen["errors"] == []
+    assert seen["width"] == width
+    assert seen["overflow"] <= 0
+    assert seen["wide"] == []
+    assert seen["charts"] >= 4
+    assert seen["curves"] >= 6
+    assert min(seen["lengths"]) > 50, "every curve has been drawn"
+    assert seen["tip"].startswith("step ")
+    light = int(re.findall(r"\d+", seen["background"])[0])
+    assert (light < 60) is dark
+
+
+def test_the_browser_check_can_fail(page: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.html"
+    wide = '<div style="width:3000px">x</div><script>nothing.there()</script></body>'
+    picture = '<img src="http://127.0.0.1:9/x.png">'
+    broken.write_text(page.read_text().replace("</body>", picture + wide, 1))
+    seen = ask_browser(broken, tmp_path, 1100)
+    assert seen["overflow"] > 0
+    assert any("nothing is not defined" in error for error in seen["errors"])
+    assert any("refused" in error for error in seen["errors"])
+
+
+def test_a_run_without_evaluations_is_shown_too(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", {})
+    target = tmp_path / "report.html"
+    assert run_cli("report", tmp_path / "runs", "-o", target).code == 0
+    assert "No evaluations were logged" in target.read_text()
+
+
+# The command line
+
+
+def test_the_leaderboard_ranks_methods(runs: Path) -> None:
+    done = run_cli("leaderboard", runs)
+    assert done.code == 0
+    assert done.out.index("learning_rate 0.0003") < done.out.index("learning_rate 0.007")
+    facts = json.loads(run_cli("leaderboard", runs, "--by", "best", "--json").out)
+    pendulum = next(board for board in facts if board["task"] == "Pendulum-v1")
+    assert [m["final"]["iqm"] for m in pendulum["methods"]] == [101.0, 51.0]
+    assert pendulum["methods"][0]["final"]["values"] == [100.0, 101.0, 102.0]
+
+
+@pytest.mark.parametrize("command", ["report", "leaderboard"])
+def test_bad_folders_are_one_sentence(command: str, runs: Path, tmp_path: Path) -> None:
+    assert "holds no run" in run_cli(command, tmp_path / "nowhere").sentence()
+    broken = tmp_path / "broken"
+    write_run(broken, {1: 2.0})
+    (broken / "config.yaml").write_text(yaml.safe_dump({"algo": "sac"}))
+    assert "has no env_id" in run_cli(command, broken).sentence()
+    (broken / "config.yaml").write_text("a: [")
+    assert "config.yaml" in run_cli(command, broken).sentence()
+
+
+def test_a_page_that_cannot_be_written_is_one_sentence(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    sentence = run_cli("report", runs, "-o", tmp_path / "file" / "x.html").sentence()
+    assert "cannot be written" in sentence
+    assert "by final, last, best" in run_cli("leaderboard", runs, "--by", "x").sentence()
