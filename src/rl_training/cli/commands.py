@@ -14,6 +14,7 @@ from rich.console import Console
 
 from rl_training._version import __version__
 from rl_training.cli.data import app as data_app
+from rl_training.cli.deploying import export, predict
 from rl_training.cli.gail_control import gail_control
 from rl_training.cli.ope import HELP, ope
 from rl_training.cli.showing import leaderboard, record, report, watch
@@ -33,7 +34,7 @@ app = typer.Typer(
 app.add_typer(data_app)
 app.command("ope", help=HELP)(ope)
 app.command("gail-control")(gail_control)
-for _command_function in (report, leaderboard, record, watch):
+for _command_function in (predict, export, report, leaderboard, record, watch):
     app.command()(_command_function)
 out = Console(soft_wrap=True, emoji=False)
 err = Console(stderr=True, emoji=False)
@@ -172,27 +173,6 @@ def evaluate(
         )
         return
     print_metrics(out, {"global_step": result.step, **result.metrics})
-
-
-@app.command()
-def predict(
-    checkpoint: CheckpointOption,
-    obs: Annotated[
-        str, typer.Option(help="Observation as JSON, such as [0.1, 0.2, 0.3]; - reads stdin.")
-    ],
-    stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the action.")] = False,
-) -> None:
-    """Choose an action for an observation."""
-    from rl_training.errors import DataError
-    from rl_training.runtime.workflows import load_agent
-
-    text = sys.stdin.read() if obs == "-" else obs
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"--obs is not JSON ({error.msg} at character {error.pos})") from None
-    action = load_agent(checkpoint, warn=_warn).predict(values, deterministic=not stochastic)
-    out.print(json.dumps(action.tolist()), highlight=False)
 
 
 @app.command("list")

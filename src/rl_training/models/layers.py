@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_exporting  # an exported batch has any size: it decides nothing
 from torch.nn import functional
 
 from rl_training.models.fused_mlp import Precision, fused_mlp
@@ -52,7 +53,7 @@ class _Tanh(torch.autograd.Function):
 
 def tanh(x: Tensor) -> Tensor:
     """Hyperbolic tangent of a layer's output; large ones on a CPU take the faster way."""
-    if x.device.type != "cpu" or x.numel() < 4096:
+    if x.device.type != "cpu" or is_exporting() or x.numel() < 4096:
         return torch.tanh(x)
     if not x.requires_grad:
         return _tanh_in_place(x)
@@ -260,7 +261,7 @@ class StackedMLP(nn.Module):
         """Map `[S, B, I]` (shared by all members) to `[S, *members, B, O]`."""
         if self.fused is not None and self._fusible:
             return self._in_one_kernel(x, self.fused)
-        if x.device.type == "cpu" and x.shape[-2] >= 2 * BLOCK_ROWS:
+        if x.device.type == "cpu" and not is_exporting() and x.shape[-2] >= 2 * BLOCK_ROWS:
             return torch.cat([self._whole(part) for part in torch.split(x, BLOCK_ROWS, -2)], -2)
         return self._whole(x)
 

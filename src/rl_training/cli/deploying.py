@@ -1,0 +1,158 @@
+"""`export` and `predict`: a checkpoint used by other programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from rl_training.cli.showing import BestOption, CheckpointOption, warn
+
+if TYPE_CHECKING:
+    from rl_training.runtime.workflows import LoadedAgent
+
+out = Console(soft_wrap=True, emoji=False)
+BATCH = 1024
+"""Observations of a file that are acted on at once."""
+
+
+def export(
+    checkpoint: CheckpointOption,
+    format_: Annotated[str, typer.Option("--format", help="onnx or torch.")] = "onnx",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File; policy.onnx or policy.pt2 here.")
+    ] = None,
+    best: BestOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write a checkpoint's deterministic policy for other programs, and prove it equal."""
+    from rl_training.runtime.exporting import FORMATS, describe, export_agent
+    from rl_training.runtime.workflows import load_agent
+
+    agent = load_agent(checkpoint, device="cpu", best=best, warn=warn)
+    target = output or Path(f"policy{FORMATS.get(format_, '')}")
+    made = export_agent(agent, target, format_)
+    facts = {"exported": str(made.path), "format": made.format, "checked": made.checked}
+    facts |= {"largest_difference": made.largest_difference}
+    if as_json:
+        out.print_json(json.dumps(facts | {"policy": describe(agent)}))
+        return
+    for name, value in facts.items():
+        out.print(f"{name}={value}", markup=False, highlight=False)
+
+
+def predict(
+    checkpoint: CheckpointOption,
+    obs: Annotated[
+        str | None, typer.Option(help="Observation as JSON, such as [0.1, 0.2]; - reads stdin.")
+    ] = None,
+    input_: Annotated[
+        str | None,
+        typer.Option(
+            "--input",
+            "-i",
+            help="Many observations: a .npy file, or JSON lines in a file or, with -, from stdin, "
+            "where each line is answered at once.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where actions of --input go: .npy or JSON lines."),
+    ] = None,
+    best: BestOption = False,
+    stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the action.")] = False,
+) -> None:
+    """Choose an action for an observation, or for each of many."""
+    from rl_training.errors import ConfigError
+    from rl_training.runtime.workflows import load_agent
+
+    if (obs is None) == (input_ is None):
+        raise ConfigError("predict needs either --obs (one observation) or --input (many)")
+    if output is not None and input_ is None:
+        raise ConfigError("--output belongs to --input; the action of --obs is printed")
+    agent = load_agent(checkpoint, best=best, warn=warn)
+    if obs is not None:
+        values = _parsed(sys.stdin.read() if obs == "-" else obs, "--obs")
+        action = agent.predict(values, deterministic=not stochastic)
+        out.print(json.dumps(action.tolist()), highlight=False)
+    else:
+        _predict_many(agent, str(input_), output, deterministic=not stochastic)
+
+
+def _parsed(text: str, where: str) -> Any:
+    from rl_training.errors import DataError
+
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where} is not JSON ({error.msg} at character {error.pos})") from None
+
+
+def _predict_many(
+    agent: LoadedAgent, source: str, output: Path | None, *, deterministic: bool
+) -> None:
+    import numpy as np
+
+    from rl_training.errors import DataError
+
+    batches = _batches(source)
+    actions = (agent.predict(batch, deterministic=deterministic) for batch in batches)
+    try:
+        if output is not None and output.suffix == ".npy":
+            np.save(output, np.concatenate([np.atleast_1d(part) for part in actions]))
+            return
+        with ExitStack() as stack:
+            target: Any = sys.stdout
+            if output is not None:
+                target = stack.enter_context(output.open("w", encoding="utf-8"))
+            for part in actions:
+                rows = [part] if source == "-" else part
+                for row in rows:
+                    target.write(json.dumps(row.tolist()) + "\n")
+                target.flush()
+    except OSError as error:
+        raise DataError(f"{output or 'stdout'} cannot be written ({error.strerror})") from None
+
+
+def _batches(source: str) -> Iterator[Any]:
+    """Return observations: every line of stdin by itself, those of a file many at once."""
+    if source == "-":
+        for number, line in enumerate(sys.stdin, 1):
+            if line.strip():
+                yield _parsed(line, f"line {number} of stdin")
+        return
+    rows = _file_rows(Path(source))
+    for start in range(0, len(rows), BATCH):
+        yield rows[start : start + BATCH]
+
+
+def _file_rows(path: Path) -> Any:
+    import numpy as np
+
+    from rl_training.errors import DataError
+
+    try:
+        if path.suffix == ".npy":
+            rows = np.load(path, allow_pickle=False)
+        else:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            rows = [
+                _parsed(line, f"{path}:{number}")
+                for number, line in enumerate(lines, 1)
+                if line.strip()
+            ]
+    except OSError as error:
+        raise DataError(f"--input {path} cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"--input {path} holds no observations ({error})") from None
+    if len(rows) == 0:
+        raise DataError(f"--input {path} holds no observation; give one per line or row")
+    return rows

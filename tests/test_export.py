@@ -1,0 +1,195 @@
+"""Exported policies do what the original does; `predict` over files and stdin."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from helpers.contract import build, small_config
+from helpers.tiny import ROOT, run_cli, run_python, tiny_config
+from rl_training.errors import DataError, MissingExtraError, SpecMismatch
+from rl_training.experiment.registry import algorithm_names
+from rl_training.runtime import exporting
+from rl_training.runtime.exporting import FORMATS, export_agent
+from rl_training.runtime.train import train
+from rl_training.runtime.workflows import LoadedAgent, load_agent
+
+NOT_FUNCTIONS = {"pets"}
+"""Methods whose action depends on more than the observation."""
+
+
+def untrained(algo: str, **settings: Any) -> LoadedAgent:
+    learner, env = build(algo, **settings)
+    return LoadedAgent(learner, small_config(algo, "nowhere"), env, 5)
+
+
+def run_onnx(path: Path, obs: NDArray[Any]) -> NDArray[Any]:
+    session = onnxruntime.InferenceSession(path)
+    result: NDArray[Any] = session.run(["action"], {"obs": obs})[0]
+    return result
+
+
+def test_every_method_is_exported_or_refused_with_the_reason(algo: str, tmp_path: Path) -> None:
+    agent = untrained(algo)
+    for name, ending in FORMATS.items():
+        target = tmp_path / f"policy{ending}"
+        if agent.learner.initial_acting_state(1) is not None:
+            with pytest.raises(SpecMismatch, match="cannot be exported: its action depends on"):
+                export_agent(agent, target, name)
+        else:
+            made = export_agent(agent, target, name)
+            assert made.checked >= 256
+            assert made.largest_difference < 1e-6
+            assert target.is_file()
+        assert [p for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_only_planners_are_refused() -> None:
+    stateful = {
+        name for name in algorithm_names() if build(name)[0].initial_acting_state(1) is not None
+    }
+    assert stateful >= NOT_FUNCTIONS
+    assert {"sac", "ppo", "dqn", "bc"}.isdisjoint(stateful)
+
+
+def test_normalisers_and_scaling_are_inside(tmp_path: Path) -> None:
+    built, env = build("ppo", task="Pendulum-v1", normalize_obs=True)
+    agent = LoadedAgent(built, small_config("ppo", "nowhere", task="Pendulum-v1"), env, 5)
+    learner: Any = built
+    learner.obs_norm.mean.fill_(40.0)
+    learner.obs_norm.variance.fill_(9.0)
+    spec = agent.env_spec.model_copy(update={"action_low": (-5.0,), "action_high": (1.0,)})
+    agent = replace(agent, env_spec=spec)
+    export_agent(agent, tmp_path / "policy.onnx")
+    obs = np.random.default_rng(0).normal(40, 30, (50, 3)).astype(np.float32)
+    found = run_onnx(tmp_path / "policy.onnx", obs)
+    np.testing.assert_allclose(found, agent.predict(obs), atol=1e-5)
+    assert found.std() > 1e-3
+    assert found.min() >= -5.0
+    assert found.max() <= 1.0
+
+
+def test_images_are_exported_as_bytes(tmp_path: Path) -> None:
+    learner, env = build("dqn", task="rl_training/Catch-v0")
+    config = small_config("dqn", "nowhere", task="rl_training/Catch-v0")
+    agent = LoadedAgent(learner, config, env, 5)
+    export_agent(agent, tmp_path / "policy.onnx")
+    obs = np.zeros((2, *env.obs_shape), env.obs_dtype)
+    assert np.array_equal(run_onnx(tmp_path / "policy.onnx", obs), agent.predict(obs))
+
+
+def test_critics_are_not_in_the_file_and_the_agent_keeps_them(tmp_path: Path) -> None:
+    agent = untrained("sac")
+    export_agent(agent, tmp_path / "policy.pt2", "torch")
+    weights = torch.export.load(tmp_path / "policy.pt2").state_dict
+    assert weights
+    assert not [name for name in weights if "critic" in name]
+    assert all(parameter is not None for parameter in vars(agent.learner)["model"].parameters())
+    agent.predict(np.zeros(3))
+
+
+def test_a_policy_that_differs_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting.Policy, "forward", lambda self, obs: obs[:, :1] * 0.001)
+    with pytest.raises(DataError, match=r"differs from the original|the original gives"):
+        export_agent(untrained("sac"), tmp_path / "policy.pt2", "torch")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingExtraError, match=r"onnxruntime; pip install .*\[export\]"):
+        export_agent(untrained("bc"), tmp_path / "policy.onnx")
+
+
+# The command line
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tiny_config("sac", tmp_path_factory.mktemp("export"))).run_dir
+
+
+def test_the_loader_of_the_docs_works_without_this_package(run: Path, tmp_path: Path) -> None:
+    done = run_cli("export", "--checkpoint", run, "-o", tmp_path / "policy.onnx")
+    assert done.code == 0, done.err
+    assert float(done.values["largest_difference"]) < 1e-6
+    page = (ROOT / "docs/deployment.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert "rl_training" not in code.replace('["rl_training"]', "")
+    assert len(code.splitlines()) <= 10
+    printed = run_python("-c", code, cwd=tmp_path)
+    assert printed.code == 0, printed.err
+    expected = load_agent(run).predict(np.zeros(3))
+    assert np.allclose(json.loads(printed.out), expected, atol=1e-6)
+
+
+def test_the_description_is_printed_and_inside(run: Path, tmp_path: Path) -> None:
+    target = tmp_path / "a" / "policy.pt2"
+    done = run_cli("export", "--checkpoint", run, "--format", "torch", "-o", target, "--json")
+    facts = json.loads(done.out)["policy"]
+    extra = {"rl_training": ""}
+    torch.export.load(target, extra_files=extra)
+    assert json.loads(extra["rl_training"]) == facts
+    assert (facts["algo"], facts["obs_shape"], facts["obs_dtype"]) == ("sac", [3], "float32")
+
+
+def test_mistakes_are_one_sentence(run: Path, tmp_path: Path) -> None:
+    wrong = run_cli("export", "--checkpoint", run, "--format", "tflite").sentence()
+    assert "--format must be onnx or torch, got 'tflite'" in wrong
+    assert "no folder" in run_cli("export", "--checkpoint", tmp_path / "no").sentence()
+    (tmp_path / "file").write_text("")
+    target = tmp_path / "file" / "policy.pt2"
+    options = ["--format", "torch", "-o", target]
+    assert "cannot be written" in run_cli("export", "--checkpoint", run, *options).sentence()
+
+
+def test_predict_takes_files_of_lines_and_of_numbers(run: Path, tmp_path: Path) -> None:
+    obs = np.random.default_rng(1).normal(size=(1500, 3)).astype(np.float32)
+    np.save(tmp_path / "obs.npy", obs)
+    lines = "\n".join(json.dumps(row.tolist()) for row in obs)
+    (tmp_path / "obs.jsonl").write_text(lines + "\n")
+    expected = load_agent(run).predict(obs)
+    options = ["predict", "--checkpoint", run, "--input"]
+    printed = run_cli(*options, tmp_path / "obs.jsonl").out.splitlines()
+    assert np.array_equal(np.array([json.loads(line) for line in printed], np.float32), expected)
+    assert run_cli(*options, tmp_path / "obs.npy", "-o", tmp_path / "act.npy").code == 0
+    assert np.array_equal(np.load(tmp_path / "act.npy"), expected)
+
+
+def test_predict_answers_each_line_of_stdin(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "[1, 0, 0]\n\n[[0, 1, 0], [0, 0, 1]]\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    done = run_cli("predict", "--checkpoint", run, "--input", "-")
+    answers = [json.loads(line) for line in done.out.splitlines()]
+    assert [np.shape(answer) for answer in answers] == [(1,), (2, 1)]
+
+
+def test_bad_batches_are_one_sentence(run: Path, tmp_path: Path) -> None:
+    options = ["predict", "--checkpoint", run]
+    assert "either --obs" in run_cli(*options).sentence()
+    assert "--output belongs to --input" in run_cli(*options, "--obs", "[]", "-o", "x").sentence()
+    assert "cannot be read" in run_cli(*options, "-i", tmp_path / "no.jsonl").sentence()
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("[1, 2, 3]\n[1, 2\n")
+    assert "lines.jsonl:2 is not JSON" in run_cli(*options, "-i", lines).sentence()
+    lines.write_text("[1, 2, 3]\n[1, 2]\n")
+    assert "must be numbers of shape (3,)" in run_cli(*options, "-i", lines).sentence()
+    lines.write_text("")
+    assert "holds no observation" in run_cli(*options, "-i", lines).sentence()
+    (tmp_path / "bad.npy").write_bytes(b"what")
+    assert (
+        "bad.npy holds no observations" in run_cli(*options, "-i", tmp_path / "bad.npy").sentence()
+    )
