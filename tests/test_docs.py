@@ -139,9 +139,10 @@ def test_commands_parse_and_name_real_presets(page: Path) -> None:
             parameters = parse_command(arguments)
         except Exception as error:
             pytest.fail(f"rl-training {' '.join(arguments)}: {error}")
-        config = str(parameters.get("config", ""))
-        if config and not config.startswith(NEW_ALGORITHM) and config != "corridor.yaml":
-            load_config(ROOT / config if config.endswith(".yaml") else config)
+        given = parameters.get("config") or ()
+        for config in [given] if isinstance(given, str) else given:
+            if not config.startswith(NEW_ALGORITHM) and config != "corridor.yaml":
+                load_config(ROOT / config if config.endswith(".yaml") else config)
 
 
 def test_the_command_check_can_fail() -> None:

@@ -22,7 +22,7 @@ LAYERS: dict[str, int] = {
     "algorithms": 2,
     "experiment": 3,
     "runtime": 4,
-    "reporting": 5,
+    **dict.fromkeys(("reporting", "sweeps"), 5),
     **dict.fromkeys(("experiment.manager", "api", "cli", "__init__", "__main__", ""), 6),
 }
 HOST_READS = re.compile(r"\.(item|cpu|numpy|tolist)\(")

@@ -18,6 +18,7 @@ from rl_training.cli.deploying import export, predict
 from rl_training.cli.gail_control import gail_control
 from rl_training.cli.ope import HELP, ope
 from rl_training.cli.showing import leaderboard, record, report, watch
+from rl_training.cli.sweeping import sweep, tune
 
 if TYPE_CHECKING:
     from rl_training.runtime.results import TrainResult
@@ -34,7 +35,7 @@ app = typer.Typer(
 app.add_typer(data_app)
 app.command("ope", help=HELP)(ope)
 app.command("gail-control")(gail_control)
-for _command_function in (predict, export, report, leaderboard, record, watch):
+for _command_function in (predict, export, report, leaderboard, record, watch, sweep, tune):
     app.command()(_command_function)
 out = Console(soft_wrap=True, emoji=False)
 err = Console(stderr=True, emoji=False)

@@ -1,0 +1,1 @@
+"""Many runs: sweeps over settings and seeds, and tuning, here or on a cluster."""
