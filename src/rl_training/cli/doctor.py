@@ -25,6 +25,8 @@ EXTRAS = {
     "box2d": ("Box2D",),
     "atari": ("ale_py",),
     "offline": ("minari", "h5py"),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
     "tune": ("optuna",),
     "ray": ("ray",),
     "export": ("onnx", "onnxscript", "onnxruntime"),

@@ -30,6 +30,7 @@ from rl_training.validation import (
 )
 
 KeyPath = tuple[str, ...]
+TRACKERS = ("wandb", "mlflow")
 _DEVICE = r"^(auto|cpu|cuda(:[0-9]+)?)$"
 _FOLDER_NAME = r"^[^./\\\x00-\x1f][^/\\\x00-\x1f]*$"
 
@@ -84,6 +85,10 @@ class TrainConfig(Settings):
     """Newest checkpoints kept, beside the best one."""
     tensorboard: bool = True
     """Write TensorBoard files when the `tensorboard` extra is installed."""
+    trackers: Texts = Field(
+        default=(), json_schema_extra={"items": {"enum": list(TRACKERS)}, "uniqueItems": True}
+    )
+    """Services that get the metrics too, each by the extra of its name: `wandb`, `mlflow`."""
     tags: Texts = ()
     """Words to find the run by."""
     algo_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -101,6 +106,13 @@ class TrainConfig(Settings):
     def _seeds_differ(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if value is not None and (not value or len(set(value)) != len(value)):
             raise ValueError(f"must be different numbers, at least one, got {list(value)}")
+        return value
+
+    @field_validator("trackers")
+    @classmethod
+    def _known_trackers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not set(value) <= set(TRACKERS) or len(set(value)) != len(value):
+            raise ValueError(f"must be different ones of {', '.join(TRACKERS)}, got {list(value)}")
         return value
 
     @field_validator("run_name")

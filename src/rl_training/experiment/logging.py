@@ -1,4 +1,4 @@
-"""Metrics of a run as JSON lines, and as TensorBoard files where that is installed.
+"""Metrics of a run as JSON lines, and wherever else they shall go.
 
 A resumed run first cuts the JSON lines back to the length the checkpoint remembers, so that no step
 stands there twice and none is missing.
@@ -13,13 +13,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_training.experiment.trackers import Tracker, tensorboard_tracker
+
 METRICS_FILE = "metrics.jsonl"
 
 
 class MetricLogger:
     """Writer of one seed's metrics."""
 
-    def __init__(self, folder: Path, *, tensorboard: bool, resume_offset: int, step: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tensorboard: bool,
+        resume_offset: int,
+        step: int,
+        trackers: Sequence[Tracker] = (),
+    ) -> None:
         """Open the files.
 
         Args:
@@ -27,13 +37,15 @@ class MetricLogger:
             tensorboard: Write TensorBoard files too, when that is installed.
             resume_offset: Length of the JSON lines when the checkpoint was written; 0 starts anew.
             step: Step the run continues from; TensorBoard drops what came after it.
+            trackers: Services that get the metrics too.
         """
         self.path = folder / METRICS_FILE
         self._file = open(self.path, "ab")  # noqa: SIM115 - held open for the whole run
         if self._file.tell() > resume_offset:
             self._file.truncate(resume_offset)
             self._file.seek(resume_offset)
-        self._board = _open_board(folder / "tensorboard", step) if tensorboard else None
+        board = tensorboard_tracker(folder / "tensorboard", step) if tensorboard else None
+        self._trackers = [*([] if board is None else [board]), *trackers]
 
     @property
     def offset(self) -> int:
@@ -46,9 +58,10 @@ class MetricLogger:
         line |= {name: v if math.isfinite(v) else str(v) for name, v in values.items()}
         self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         self._file.flush()
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name if "/" in name else f"{kind}/{name}", value, step)
+        if self._trackers:
+            named = {n if "/" in n else f"{kind}/{n}": value for n, value in values.items()}
+            for tracker in self._trackers:
+                tracker.log(named, step)
 
     def log_notes(self, notes: Sequence[str]) -> None:
         """Write what there is to say about the run's data, one line of kind `note` each."""
@@ -61,22 +74,15 @@ class MetricLogger:
         """Force the lines to the disk, before a checkpoint refers to them."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        if self._board is not None:
-            self._board.flush()
+        for tracker in self._trackers:
+            tracker.flush()
 
     def close(self) -> None:
         """Close the files."""
         self._file.close()
-        if self._board is not None:
-            self._board.close()
-
-
-def _open_board(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None  # the extra is not installed; `doctor` says so
-    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+        trackers, self._trackers = self._trackers, []  # may be called twice
+        for tracker in trackers:
+            tracker.close()
 
 
 def read_metrics(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricLogger
 from rl_training.experiment.runs import member_folders, run_lock
+from rl_training.experiment.trackers import trackers_for
 from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.clock import Clock
@@ -135,6 +136,7 @@ class Session:
                 tensorboard=self.config.tensorboard,
                 resume_offset=offsets[index] if offsets else 0,
                 step=step,
+                trackers=trackers_for(self.config, index, folder, step),
             )
             for index, folder in enumerate(self._folders)
         ]

@@ -16,6 +16,7 @@ from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import create_run_folder
+from rl_training.experiment.trackers import require_trackers
 from rl_training.models.precision import set_precision
 from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback
@@ -89,6 +90,7 @@ def _run(
 ) -> TrainResult:
     spec = get_algorithm_spec(config.algo)
     device = choose_device(config.device)
+    require_trackers(config.trackers)
     with ExitStack() as stack:
         # The task is tried before a folder is made, so that a mistake leaves nothing behind.
         task = probe_env(config.env_id, config.env_kwargs)

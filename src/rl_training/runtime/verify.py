@@ -57,7 +57,7 @@ def verify_resume(config: TrainConfig, at: int) -> ResumeReport:
     if not 0 < at < config.total_timesteps:
         raise ConfigError(f"--at must be between 1 and {config.total_timesteps - 1}, got {at}")
     with tempfile.TemporaryDirectory() as folder:
-        base = config.replace(output_dir=folder, tensorboard=False)
+        base = config.replace(output_dir=folder, tensorboard=False, trackers=())
         whole = train(base.replace(run_name="whole"))
         cut = train(base.replace(run_name="cut"), stop_at=at)
         resumed = resume_training(cut.run_dir)
