@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: train test check learn faults bench clean
+.PHONY: train test check docs learn faults bench clean
 
 train: $(STAMP)  ## Train SAC on Pendulum-v1 until it is solved, and say what to do next.
 	@$(BIN)/rl-training train --config sac/pendulum_first_run
@@ -16,6 +16,9 @@ check: $(STAMP)  ## Formatting, lint and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(STAMP)  ## The documentation as a site in site/; a broken link is an error.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 learn: $(STAMP)  ## Learning runs over several seeds; about half an hour on two cores.
 	$(BIN)/python -m pytest -m slow -v -s tests/learning

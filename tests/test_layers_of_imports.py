@@ -15,7 +15,7 @@ from rl_training.resources import preset_names
 PACKAGE = ROOT / "src" / "rl_training"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ALL_FILES = sorted(p for top in ("src", "tests", "examples") for p in (ROOT / top).rglob("*.py"))
-BOTTOM = ("errors", "validation", "rng", "state", "resources", "_version")
+BOTTOM = ("errors", "validation", "rng", "state", "resources", "_version", "cluster")
 LAYERS: dict[str, int] = {
     **dict.fromkeys(BOTTOM, 0),
     **dict.fromkeys(("models", "data", "envs"), 1),

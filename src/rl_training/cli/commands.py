@@ -92,6 +92,10 @@ def train(
             help="Run or checkpoint whose networks to begin with; an offline method goes online."
         ),
     ] = None,
+    collect: Annotated[
+        str | None,
+        typer.Option(help="Where environments run: auto, sync, async, or ray (a cluster)."),
+    ] = None,
     device: DeviceOption = None,
     set_: SetOption = None,
     dry_run: Annotated[
@@ -112,6 +116,7 @@ def train(
         "seed": seed,
         "seeds": None if seeds is None else parse_seeds(seeds),
         "grid": parse_grid(grid) if grid else None,
+        "vector_mode": collect,
         "device": device,
         "from_checkpoint": None if from_checkpoint is None else str(from_checkpoint),
     }

@@ -1,4 +1,4 @@
-"""Three ways to run S * n environments: one after another, one process each, vectorised.
+"""Ways to run S * n environments: one after another, one process each, on a cluster, vectorised.
 
 All take and give arrays [S, n, ...]; what they give belongs to the receiver, float64 observations
 as float32. Environment i of seed s is number `s * n + i`, its lane.
@@ -23,7 +23,7 @@ from rl_training.envs.vectorized import CARTPOLE_IDS, MaskedCartPole, SpreadCart
 from rl_training.envs.workers import WorkerError, WorkerVectorEnv
 from rl_training.errors import EnvError
 
-Mode: TypeAlias = Literal["auto", "sync", "async"]
+Mode: TypeAlias = Literal["auto", "sync", "async", "ray"]
 Transition: TypeAlias = tuple[Array, Array, Array, Array]
 """Observations, rewards (float32), terminated, truncated."""
 
@@ -83,15 +83,14 @@ class Task:
     def makers(self) -> list[Callable[[], SnapshotWrapper]]:
         """What makes each environment, lane by lane."""
         return [
-            functools.partial(_make_wrapped, self.env_id, self.env_kwargs, index, seed)
+            functools.partial(make_wrapped, self.env_id, self.env_kwargs, index, seed)
             for seed in self.seeds
             for index in range(self.num_envs)
         ]
 
 
-def _make_wrapped(
-    env_id: str, env_kwargs: dict[str, Any], index: int, seed: int
-) -> SnapshotWrapper:
+def make_wrapped(env_id: str, env_kwargs: dict[str, Any], index: int, seed: int) -> SnapshotWrapper:
+    """Make the environment of a lane."""
     return SnapshotWrapper(make_env(env_id, env_kwargs), env_id, index, seed)
 
 
@@ -105,6 +104,10 @@ def make_backend(task: Task, mode: Mode, timeout: float) -> Backend:
         if task.num_envs >= _MIN_VECTORIZED:
             return MaskedCartPole(task.shape, limit)
         return SpreadCartPole(task.shape, limit, task.makers()[0]())
+    if mode == "ray":
+        from rl_training.envs.ray_envs import RayEnvs
+
+        return RayEnvs(task, timeout)
     return WorkerEnvs(task, timeout) if mode == "async" else SyncEnvs(task)
 
 
@@ -114,7 +117,8 @@ def _received_dtype(spec: EnvSpec) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype == np.float64 else dtype
 
 
-def _wrapped_state(obs: Array, envs: list[State]) -> State:
+def wrapped_state(obs: Array, envs: list[State]) -> State:
+    """Put the states of one seed's environments together."""
     level = weakest_level(env["level"] for env in envs)
     return {"kind": "wrapped", "level": level, "obs": obs, "envs": envs}
 
@@ -216,7 +220,7 @@ class SyncEnvs:
         num_seeds, n = self._shape
         parts = [self.envs[seed * n : (seed + 1) * n] for seed in range(num_seeds)]
         return [
-            _wrapped_state(
+            wrapped_state(
                 np.array([env.last_obs for env in part], self._obs_dtype),
                 [env.snapshot() for env in part],
             )
@@ -301,7 +305,7 @@ class WorkerEnvs:
         num_seeds, n = self._shape
         envs = list(self._envs.call("snapshot"))
         lanes = [slice(seed * n, (seed + 1) * n) for seed in range(num_seeds)]
-        return [_wrapped_state(self._buffer[part].copy(), envs[part]) for part in lanes]
+        return [wrapped_state(self._buffer[part].copy(), envs[part]) for part in lanes]
 
     def restore(self, states: Sequence[State]) -> list[str | None]:
         """Continue from snapshots."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -48,8 +48,9 @@ def _check_arguments(num_envs: int, seeds: Sequence[int], mode: str) -> None:
         raise ConfigError(f"num_envs must be >= 1, got {num_envs}")
     if min(seeds) < 0:
         raise ConfigError(f"seed must be >= 0, got {min(seeds)}")
-    if mode not in ("auto", "sync", "async"):
-        raise ConfigError(f"the environment mode must be auto, sync or async, got {mode!r}")
+    if mode not in get_args(Mode):
+        names = ", ".join(get_args(Mode))
+        raise ConfigError(f"the environment mode must be one of {names}, got {mode!r}")
 
 
 class SeedVectorEnv:
@@ -93,8 +94,8 @@ class SeedVectorEnv:
             env_kwargs: See `make_env`.
             num_envs: How many for each seed.
             seeds: The seeds, see the module's docstring.
-            mode: `sync` in this process, `async` one process each, `auto` sync or a vectorised
-                version.
+            mode: `sync` in this process, `async` one process each, `ray` in actors of a cluster,
+                `auto` sync or a vectorised version.
             spec: The task's spec if it was probed before; None probes a throwaway instance.
             timeout: Seconds an `async` environment may take for one answer.
 

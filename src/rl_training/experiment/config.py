@@ -71,8 +71,9 @@ class TrainConfig(Settings):
     has instructions for it."""
     num_envs: PositiveInt = 1
     """Environments stepped side by side, per seed."""
-    vector_mode: Literal["auto", "sync", "async"] = "auto"
-    """How several environments run: in this process (`sync`) or one process each (`async`)."""
+    vector_mode: Literal["auto", "sync", "async", "ray"] = "auto"
+    """How several environments run: in this process (`sync`), one process each (`async`), or in
+    actors of a Ray cluster (`ray`)."""
     eval_episodes: NonNegativeInt = 5
     """Episodes per evaluation; 0 never evaluates."""
     log_interval: PositiveInt = 1_000

@@ -6,11 +6,11 @@ the run's last checkpoint, because that is what doing a job twice means.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
-from rl_training.errors import ConfigError, MissingExtraError, RLTrainingError
+from rl_training.cluster import connect, import_ray
+from rl_training.errors import ConfigError
 from rl_training.sweeps.jobs import Job, Outcome, do_job
 from rl_training.sweeps.runners import RayOptions
 
@@ -32,18 +32,8 @@ class RayRunner:
             raise ConfigError(
                 f"--cpus must be > 0 and --gpus >= 0, got {options.cpus} and {options.gpus}"
             )
-        # Ray would otherwise make environments of its own for a driver started by another tool.
-        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        try:
-            import ray
-        except ImportError:
-            raise MissingExtraError(
-                '--runner ray needs Ray; pip install "rl-training[ray]"'
-            ) from None
-        self._ray = ray
-        self._began = not ray.is_initialized()
-        if self._began:
-            _connect(ray, options.address)
+        ray = self._ray = import_ray("--runner ray")
+        self._began = connect(ray, options.address)
         # A job that was killed with its machine has cost nobody an attempt of its own.
         self._task = ray.remote(
             num_cpus=options.cpus, num_gpus=options.gpus, max_retries=max(retries, 0) + 3
@@ -89,18 +79,6 @@ class RayRunner:
         self._running = {}
         if self._began:
             self._ray.shutdown()
-
-
-def _connect(ray: Any, address: str | None) -> None:
-    try:
-        ray.init(address=address, log_to_driver=False, include_dashboard=False)
-    except TypeError:
-        raise
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise RLTrainingError(
-            f"there is no Ray cluster at {address!r} ({str(error).splitlines()[0]}); start one "
-            "with `ray start --head`, or leave --ray-address out"
-        ) from None
 
 
 def _do(file: str) -> str:
