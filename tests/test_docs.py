@@ -17,6 +17,7 @@ import pytest
 import typer
 import yaml
 
+from helpers.tiny import run_cli
 from rl_training.cli.commands import app
 from rl_training.experiment.config import load_config
 from rl_training.experiment.registry import algorithm_names
@@ -239,3 +240,20 @@ def test_worked_example_of_contributing_works_as_pasted(tmp_path: Path) -> None:
         tmp_path,
         tmp_path / "src",
     )
+
+
+def test_the_quick_start_works_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = ROOT / "docs/quickstart.md"
+    monkeypatch.chdir(tmp_path)
+    commands = [words for words in rl_training_arguments(page) if words[0] != "doctor"]
+    assert [words[0] for words in commands] == [
+        *("train", "train", "resume", "leaderboard", "report"),
+        *("eval", "record", "report", "export"),
+    ]
+    for words in commands:
+        short = ["300" if word == "20000" else word for word in words]
+        done = run_cli(*(word.replace("interval=2000", "interval=150") for word in short))
+        assert done.code == 0, (words, done.err)
+    (code,) = blocks(page, "python")
+    assert run_python(code, tmp_path).strip() in ("0", "1")
+    assert "data:video/mp4" in (tmp_path / "report.html").read_text()
