@@ -25,7 +25,9 @@ def write_run(
     folder.mkdir(parents=True)
     config = tiny_config(algo, folder, seed=seed, **changes).to_yaml()
     (folder / "config.yaml").write_text(config)
-    (folder / "run.json").write_text(json.dumps({"python": "3.11.0", "command": ["x", "train"]}))
+    (folder / "run.json").write_text(
+        json.dumps({"python": "3.11.0", "command": ["/x/rl-training", "train", "a b"]})
+    )
     lines: list[dict[str, Any]] = [{"step": 0, "kind": "note", "text": "data <b>ends</b>"}]
     for step, value in returns.items():
         train = {"critic_loss": value / 7, "time/elapsed_seconds": step / 10}
@@ -170,6 +172,7 @@ def test_the_page_is_whole_and_asks_nothing_of_the_network(page: Path) -> None:
     for part in ("Probability of improvement", "Settings that differ", "Model health", "3.11.0"):
         assert part in text
     assert "data:image/gif;base64,R0lGODlh" in text
+    assert "<pre>rl-training train &#39;a b&#39;</pre>" in text
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1100, False), (390, False), (1100, True)])
@@ -203,6 +206,23 @@ def test_a_run_without_evaluations_is_shown_too(tmp_path: Path) -> None:
     target = tmp_path / "report.html"
     assert run_cli("report", tmp_path / "runs", "-o", target).code == 0
     assert "No evaluations were logged" in target.read_text()
+
+
+def test_the_data_of_offline_runs_is_drawn_beside_what_was_reached(tmp_path: Path) -> None:
+    collected = tmp_path / "pendulum.npz"
+    options = ["--env", "Pendulum-v1", "--steps", 1000]
+    assert run_cli("data", "collect", collected, *options).code == 0
+    for name, place in (("a", collected), ("b", tmp_path / "lost.npz")):
+        data = {"dataset_kind": "npz", "dataset_path": str(place)}
+        write_run(tmp_path / "runs" / name, {10: -900.0}, algo="iql", algo_kwargs=data)
+    target = tmp_path / "report.html"
+    assert run_cli("report", tmp_path / "runs", "-o", target).code == 0
+    text = target.read_text()
+    assert "1,000 transitions, 5 episodes" in text
+    (drawing,) = re.findall(r'aria-label="Returns of the episodes.*?</svg>', text, re.DOTALL)
+    assert drawing.count('class="bin"') >= 2
+    assert drawing.count('class="curve') == 1, "the method with other data has no line here"
+    assert "lost.npz is not shown:" in text
 
 
 # The command line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -19,6 +20,7 @@ from rl_training.experiment.statistics import LEVEL
 from rl_training.reporting.charts import NARROW, SMALL, WIDE, Line, line_chart, swatch
 from rl_training.reporting.figures import Figure, Row, curve, improvements, ranked, thin
 from rl_training.reporting.gather import ABSENT, Method, Run, Task, short_key, value_text
+from rl_training.reporting.recorded import recorded_data
 from rl_training.resources import ASSETS
 
 MOST_VIDEO_BYTES = 20 * 2**20
@@ -99,7 +101,9 @@ def render(tasks: Sequence[Task], title: str) -> str:
 def _task_view(task: Task) -> dict[str, Any]:
     """Return everything that the page shows of a task."""
     rows = ranked(task)
+    datasets, problems = recorded_data(rows)
     return {
+        "datasets": datasets,
         "name": task.name,
         "rows": rows,
         "curves": _curves(task),
@@ -114,7 +118,9 @@ def _task_view(task: Task) -> dict[str, Any]:
         "training": _panels(task, "train"),
         "films": [film for method in task.methods if (film := _film(method)) is not None],
         "notes": list(
-            dict.fromkeys(note for m in task.methods for run in m.runs for note in run.notes)
+            dict.fromkeys(
+                [note for m in task.methods for run in m.runs for note in run.notes] + problems
+            )
         ),
         "uneven": len({row.steps for row in rows}) > 1,
         "fewest": min(len(method.runs) for method in task.methods),
@@ -229,10 +235,21 @@ def _systems(runs: Sequence[Run]) -> list[dict[str, Any]]:
         facts = _facts(run)
         entry = systems.setdefault(repr(facts), {"facts": facts, "runs": 0, "commands": {}})
         entry["runs"] += 1
-        command = run.system.get("command")
-        if isinstance(command, list) and command:
-            entry["commands"][" ".join(["rl-training", *map(str, command[1:])])] = None
+        command = _command(run.system.get("command"))
+        if command:
+            entry["commands"][command] = None
     return list(systems.values())
+
+
+def _command(words: object) -> str:
+    """Return what to type to do a run again; nothing where it was begun by a program."""
+    if not isinstance(words, list) or not words:
+        return ""
+    program, given = Path(str(words[0])).name, [shlex.quote(str(word)) for word in words[1:]]
+    if program in ("rl-training", "__main__.py"):
+        return " ".join(["rl-training", *given])
+    # A job of a sweep: its description is a configuration like any other.
+    return f"rl-training train --config {given[0]}" if program == "worker.py" and given else ""
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
