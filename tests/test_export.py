@@ -25,7 +25,7 @@ from rl_training.runtime.exporting import FORMATS, export_agent
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import LoadedAgent, load_agent
 
-NOT_FUNCTIONS = {"pets"}
+NOT_FUNCTIONS = {"pets", "dreamer"}
 """Methods whose action depends on more than the observation."""
 
 

@@ -157,6 +157,8 @@ def test_a_curve_stays_inside_its_drawing() -> None:
 def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (runs / "good2" / "videos").mkdir()
     (runs / "good2" / "videos" / "film.gif").write_bytes(b"GIF89a" + bytes(20))
+    (runs / "good1" / "videos").mkdir()
+    (runs / "good1" / "videos" / "model_step_7.gif").write_bytes(b"GIF89a" + bytes(20))
     target = tmp_path_factory.mktemp("page") / "new" / "report.html"
     done = run_cli("report", runs, "-o", target, "--title", "Three <seeds>")
     assert (done.code, done.values["report"]) == (0, str(target)), done.err
@@ -171,7 +173,9 @@ def test_the_page_is_whole_and_asks_nothing_of_the_network(page: Path) -> None:
     assert "data &lt;b&gt;ends&lt;/b&gt;" in text
     for part in ("Probability of improvement", "Settings that differ", "Model health", "3.11.0"):
         assert part in text
-    assert "data:image/gif;base64,R0lGODlh" in text
+    assert text.count("data:image/gif;base64,R0lGODlh") == 2
+    assert ": seed 2, film.gif" in text
+    assert ": world model, seed 1, model_step_7.gif" in text
     assert "<pre>rl-training train &#39;a b&#39;</pre>" in text
 
 

@@ -43,6 +43,8 @@ CIRCUMSTANCES = frozenset(
 MOST_DEEP = 4
 """Folders below a given one in which runs are looked for."""
 VIDEOS = (".mp4", ".webm", ".gif")
+MODEL_FILM = "model_"
+"""How the name of a film begins that training makes of a world model's predictions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,15 +90,15 @@ class Run:
         """The last step of the log."""
         return max((int(row["step"]) for row in self.rows), default=0)
 
-    @property
-    def video(self) -> Path | None:
-        """The newest film in the run's folder or its folder `videos`."""
+    def video(self, *, of_model: bool = False) -> Path | None:
+        """Return the newest film in the run's folder: of the agent, or of its world model."""
         found = [
             path
             for folder in (self.folder, self.folder / "videos")
             if folder.is_dir()
             for path in folder.iterdir()
             if path.suffix in VIDEOS and path.is_file()
+            if path.name.startswith(MODEL_FILM) is of_model
         ]
         return max(found, key=lambda path: path.stat().st_mtime, default=None)
 

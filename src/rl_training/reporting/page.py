@@ -116,7 +116,12 @@ def _task_view(task: Task) -> dict[str, Any]:
             name: panels for kind, name in HEALTH_KINDS.items() if (panels := _panels(task, kind))
         },
         "training": _panels(task, "train"),
-        "films": [film for method in task.methods if (film := _film(method)) is not None],
+        "films": [
+            film
+            for method in task.methods
+            for of_model in (False, True)
+            if (film := _film(method, of_model=of_model)) is not None
+        ],
         "notes": list(
             dict.fromkeys(
                 [note for m in task.methods for run in m.runs for note in run.notes] + problems
@@ -208,20 +213,20 @@ def _forest(rows: Sequence[Row]) -> dict[str, Any]:
     return {"bars": bars, "low": number(low), "high": number(high)}
 
 
-def _film(method: Method) -> Film | None:
-    """Return the film of the method's best run that has one."""
+def _film(method: Method, *, of_model: bool) -> Film | None:
+    """Return the film of the method's best run that has one: of the agent, or of its model."""
 
     def reached(run: Run) -> float:
         return max(run.evaluations.values(), default=-math.inf)
 
     for run in sorted(method.runs, key=reached, reverse=True):
-        path = run.video
+        path = run.video(of_model=of_model)
         if path is not None and path.stat().st_size <= MOST_VIDEO_BYTES:
             media = MEDIA[path.suffix]
             data = base64.b64encode(path.read_bytes()).decode()
             return Film(
                 method=method,
-                name=f"seed {run.seed}, {path.name}",
+                name=f"{'world model, ' if of_model else ''}seed {run.seed}, {path.name}",
                 is_video=media.startswith("video"),
                 source=f"data:{media};base64,{data}",
             )

@@ -146,8 +146,8 @@ def _require_function(agent: LoadedAgent) -> None:
     if agent.learner.initial_acting_state(1) is not None:
         raise SpecMismatch(
             f"{agent.config.algo} cannot be exported: its action depends on what it remembers of "
-            "the episode (a plan or a state), not on the observation alone; act with it by "
-            "`rl-training predict` or in Python"
+            "the episode (a plan or a belief), not on the observation alone; act with it in Python "
+            "or film it by `rl-training record`"
         )
 
 
