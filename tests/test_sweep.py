@@ -192,6 +192,18 @@ def test_a_process_that_is_killed_is_started_again_and_nothing_is_lost(tmp_path:
     assert learner_digest(whole.folder) == learner_digest(job.folder)
 
 
+def test_closing_a_runner_lets_its_jobs_save(tmp_path: Path) -> None:
+    config = tiny_config("sac", tmp_path, total_timesteps=200_000, checkpoint_interval=0)
+    job = make_job(config, tmp_path / "a", "run")
+    write_jobs([job])
+    with closing(LocalRunner()) as runner:
+        runner.start(job)
+        while not (job.folder / "metrics.jsonl").exists():
+            time.sleep(0.02)
+    assert list_checkpoints(job.folder)
+    assert job.outcome() is None, "it wants to go on"
+
+
 def test_a_mistake_of_a_process_is_told_and_not_tried_again(tmp_path: Path) -> None:
     job = make_job(tiny_config("sac", tmp_path, env_id="nowhere:Nothing"), tmp_path / "a", "run")
     write_jobs([job])
