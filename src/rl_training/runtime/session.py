@@ -34,7 +34,7 @@ from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.results import TrainingInterrupted, TrainResult, summarize_returns
 from rl_training.runtime.saving import Part, Saver
 from rl_training.runtime.signals import SignalFlag
-from rl_training.runtime.summary import summarize_group, write_summary
+from rl_training.runtime.summary import group_result
 
 
 class Session:
@@ -370,14 +370,7 @@ class Session:
         )
         if len(per_seed) == 1:
             return per_seed[0]
-        names = per_seed[0].metrics
-        means = {name: float(np.mean([r.metrics[name] for r in per_seed])) for name in names}
-        summary = summarize_group(self.config.members, per_seed)
-        write_summary(self.run_dir, summary)
-        means |= summary.metrics()
-        return TrainResult(
-            self.run_dir, self._saver.newest[0], means, self.state.stop_reason, per_seed
-        )
+        return group_result(self.run_dir, self.config.members, per_seed)
 
     def _final_metrics(self, index: int) -> dict[str, float]:
         metrics = {"global_step": float(self.step)}

@@ -129,6 +129,18 @@ def summarize_group(members: Sequence[Member], results: Sequence[TrainResult]) -
     )
 
 
+def group_result(
+    folder: Path, members: Sequence[Member], results: Sequence[TrainResult]
+) -> TrainResult:
+    """Write the summary of a group and return its result, with the means of its seeds' metrics."""
+    summary = summarize_group(members, results)
+    write_summary(folder, summary)
+    first = results[0]
+    means = {name: float(np.mean([r.metrics[name] for r in results])) for name in first.metrics}
+    means |= summary.metrics()
+    return TrainResult(folder, first.checkpoint_path, means, first.stop_reason, tuple(results))
+
+
 def _points(
     members: Sequence[Member], finals: Sequence[float], logs: Sequence[dict[int, float]]
 ) -> tuple[PointSummary, ...]:
