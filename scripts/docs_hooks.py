@@ -7,6 +7,7 @@ and the list of methods is that of their pages, so that a new method needs no en
 
 from __future__ import annotations
 
+import html
 import importlib
 import inspect
 import re
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import latex2mathml.converter
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -44,6 +46,7 @@ API = {
     ),
 }
 """Module by module, what the page of the API shows."""
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', re.DOTALL)
 _LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -74,6 +77,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, target, content=text.replace("](docs/", "](")))
     files.append(File.generated(config, "api.md", content=api_page()))
     return files
+
+
+def on_page_content(text: str, **_: Any) -> str:
+    """Write formulas as MathML, which browsers show by themselves."""
+    return _FORMULA.sub(_as_mathml, text)
+
+
+def _as_mathml(found: re.Match[str]) -> str:
+    block = found.group(1) == "div"
+    tex = html.unescape(found.group(2)).strip()[2:-2]
+    return str(latex2mathml.converter.convert(tex, display="block" if block else "inline"))
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
