@@ -28,6 +28,7 @@ PEER_PACKAGES = {
     "imitation": "imitation",
     "mbrl": "mbrl",
     "dreamerv3_torch": "",
+    "tianshou": "tianshou",
 }
 """Name of a peer on the command line to the package it is; empty for one that is a folder."""
 FALLBACK = "running without compiled updates"

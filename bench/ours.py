@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from bench.distributional import fqf as fqf
+from bench.distributional import fqf_cnn as fqf_cnn
+from bench.distributional import iqn as iqn
+from bench.distributional import iqn_cnn as iqn_cnn
 from bench.model_based import ensemble as ensemble
 from bench.model_based import ensemble_rollout as ensemble_rollout
 from bench.model_based import pets_action as pets_action
 from bench.pace import Pace
-from bench.sizes import CHECKPOINT_INTERVAL, DQN, FULL_REPLAY, GAIL, PPO
+from bench.sizes import CHECKPOINT_INTERVAL, DQN, FULL_REPLAY, GAIL, PPO, QUANTILES
 from bench.timers import Timers
 from bench.updates import (
     PLANNED,
@@ -22,6 +24,8 @@ from bench.updates import (
     full_replay,
     insert_noise,
     prepare_updates,
+    timing_compiler,
+    update_at_pace,
     update_config,
 )
 from bench.world_model import dreamer as dreamer
@@ -36,13 +40,6 @@ from rl_training.runtime.session import Session
 from rl_training.runtime.train import train
 
 CPU = torch.device("cpu")
-
-
-@contextmanager
-def _timing_compiler() -> Iterator[Timers]:
-    timers = Timers()
-    with timers.watching([(Accelerator, "programs", "compile")]):
-        yield timers
 
 
 def sac(pace: Pace) -> None:
@@ -74,14 +71,7 @@ def _update(pace: Pace, algo: str) -> None:
         threads=settings.threads,
     )
     updates = prepare_updates(config, CPU)
-    with _timing_compiler() as timers:
-        updates.runner.update(1)
-    compiled = timers.seconds["compile"]
-    pace.tell(compile_seconds=compiled, messages=updates.messages, sizes=updates.sizes())
-    while pace.begin():
-        updates.runner.update(settings.chunk)
-        pace.end(settings.chunk)
-    updates.close()
+    update_at_pace(pace, updates, updates.sizes())
 
 
 class _Paced(Callback):
@@ -112,7 +102,7 @@ class _Paced(Callback):
 
 def _train(pace: Pace, num_envs: int, algo: str, algo_kwargs: dict[str, Any]) -> None:
     settings = pace.settings
-    with tempfile.TemporaryDirectory() as folder, _timing_compiler() as timers:
+    with tempfile.TemporaryDirectory() as folder, timing_compiler() as timers:
         config = TrainConfig(
             algo=algo,
             env_id="CartPole-v1",
@@ -134,19 +124,27 @@ def _train(pace: Pace, num_envs: int, algo: str, algo_kwargs: dict[str, Any]) ->
         train(config, callbacks=[_Paced(pace, timers, warm_up)])
 
 
+_DQN_SETTINGS: dict[str, Any] = {
+    "batch_size": DQN.batch,
+    "hidden_sizes": DQN.hidden,
+    "learning_starts": DQN.learning_starts,
+    "buffer_capacity": DQN.buffer,
+    "target_update_interval": DQN.target_interval,
+    "epsilon_start": DQN.epsilon,
+    "epsilon_end": DQN.epsilon,
+    "double": False,
+}
+
+
 def dqn(pace: Pace) -> None:
     """Train DQN on CartPole."""
-    settings = {
-        "batch_size": DQN.batch,
-        "hidden_sizes": DQN.hidden,
-        "learning_starts": DQN.learning_starts,
-        "buffer_capacity": DQN.buffer,
-        "target_update_interval": DQN.target_interval,
-        "epsilon_start": DQN.epsilon,
-        "epsilon_end": DQN.epsilon,
-        "double": False,
-    }
-    _train(pace, 1, "dqn", settings)
+    _train(pace, 1, "dqn", _DQN_SETTINGS)
+
+
+def qr_dqn(pace: Pace) -> None:
+    """Train QR-DQN on CartPole; as in the peer, gradients are not clipped."""
+    own = {"num_quantiles": QUANTILES.fixed, "max_grad_norm": None}
+    _train(pace, 1, "qr_dqn", _DQN_SETTINGS | own)
 
 
 _PPO_SETTINGS: dict[str, Any] = {
@@ -211,7 +209,7 @@ def _save_at_pace(pace: Pace, session: Session, runner: ReplayRunner) -> None:
 
     Steps of an environment are not counted, so a real run spends a smaller share.
     """
-    with _timing_compiler() as timers:
+    with timing_compiler() as timers:
         runner.update(1)
     pace.tell(compile_seconds=timers.seconds["compile"])
     session.save()  # the first save writes the whole replay, later ones what is new

@@ -87,6 +87,29 @@ def _offline_rows(algo: str, what: str, chunk: int, fp32: float) -> tuple[Row, R
     return _with_bf16(row)
 
 
+def _quantile_rows(algo: str, quantiles: int) -> tuple[Row, Row]:
+    """The update of a learner of drawn or proposed fractions, from vectors and from images."""
+    row = Row(
+        name=algo,
+        what=f"{algo.upper()} update alone, sampling included: 64x64, batch 64, 64 cosines, "
+        f"{quantiles} quantiles",
+        unit="gradient steps/s",
+        bar=Bar("ratio", 2.0),
+        work=algo,
+        chunk=400,
+        peers=("tianshou", "axiomrl"),
+    )
+    images = replace(
+        row,
+        name=f"{algo}-cnn",
+        what=f"{algo.upper()} update on 84x84x4 images: Nature's network, batch 32, 6 actions",
+        bar=Bar("ratio", 1.5),
+        work=f"{algo}_cnn",
+        chunk=20,
+    )
+    return row, images
+
+
 _ENSEMBLE = Row(
     name="ensemble",
     what="update of a dynamics ensemble: obs 17, act 6, 7 members of 4x200, 256 rows each",
@@ -163,6 +186,17 @@ _ALL = (
         chunk=3_000,
         peers=("sb3",),
     ),
+    Row(
+        name="qr_dqn",
+        what="QR-DQN on CartPole-v1, the whole loop: sizes of `dqn`, 50 quantiles",
+        unit="env steps/s",
+        bar=Bar("ratio", 3.0),
+        work="qr_dqn",
+        chunk=2_000,
+        peers=("sb3",),
+    ),
+    *_quantile_rows("iqn", 8),
+    *_quantile_rows("fqf", 32),
     Row(
         name="ppo",
         what="PPO on CartPole-v1, the whole loop: 8 environments, 128 steps, 4 epochs of 256",

@@ -114,8 +114,37 @@ class DreamerSizes:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class QuantileSizes:
+    """Learners of return distributions, on a task of the size of CartPole or on Atari's images."""
+
+    fixed: int = 50
+    """Quantiles of QR-DQN, which has DQN's sizes elsewhere."""
+    drawn: int = 8
+    """Fractions of IQN, as many for the prediction as for the target."""
+    choosing: int = 32
+    """Fractions that IQN chooses an action by; peers take `drawn` of them in an update."""
+    proposed: int = 32
+    """Fractions of FQF."""
+    cosines: int = 64
+    obs: int = 4
+    actions: int = 2
+    batch: int = 64
+    hidden: list[int] = field(default_factory=lambda: [64, 64])
+    buffer: int = 50_000
+    image: int = 84
+    """Height and width; a frame is grey."""
+    stack: int = 4
+    image_actions: int = 6
+    image_batch: int = 32
+    image_features: int = 512
+    """Width of the layer after the convolutions of Nature's network."""
+    image_buffer: int = 5_000
+
+
 PPO, DQN, SAC, OFFLINE = PPOSizes(), DQNSizes(), SACSizes(), OfflineSizes()
 GAIL, ENSEMBLE, PETS, DREAMER = GAILSizes(), EnsembleSizes(), PETSSizes(), DreamerSizes()
+QUANTILES = QuantileSizes()
 FULL_REPLAY = 1_000_000
 """Rows of the replay in the rows `checkpoint` and `memory`."""
 CHECKPOINT_INTERVAL = 10_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +11,14 @@ import numpy as np
 import torch
 
 from bench.noise import noise_columns
+from bench.pace import Pace
 from bench.sizes import OFFLINE, SAC
+from bench.timers import Timers
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.replay_config import ReplaySettings
 from rl_training.data.dataset_buffer import DatasetBuffer
+from rl_training.data.frame_replay import GOES_ON
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
@@ -27,7 +32,10 @@ from rl_training.runtime.replay import make_replay
 PLANNED = 10**9
 """Updates the run is said to have; a benchmark ends when it is told to."""
 
-
+LEAST_ACTIONS = 2
+"""Made-up discrete actions are below this, so that every task has them."""
+_CONSTANT = {"continues": 1.0, "truncated": 0.0, "age": 1_000.0, "slot": GOES_ON}
+"""Fields of replayed rows that say where episodes begin and end."""
 _SETTINGS: dict[str, dict[str, Any]] = {
     "sac": {"buffer_capacity": SAC.buffer},
     "cql": {
@@ -122,9 +130,14 @@ def insert_noise(replay: ReplayBuffer, count: int) -> None:
     index = index.to(replay.device)
     for name, rows in replay.rows.items():
         shape = (rows.shape[0], count, *rows.shape[2:])
-        noise = 0.3 * torch.randn(shape, device=replay.device)
-        values = {"continues": torch.ones_like(noise), "truncated": torch.zeros_like(noise)}
-        rows.index_copy_(1, index, values.get(name, noise).to(rows.dtype))
+        if name in _CONSTANT:
+            noise = torch.full(shape, _CONSTANT[name], device=replay.device)
+        elif rows.dtype.is_floating_point:
+            noise = 0.3 * torch.randn(shape, device=replay.device)
+        else:
+            highest = 256 if rows.dtype == torch.uint8 else LEAST_ACTIONS
+            noise = torch.randint(highest, shape, dtype=rows.dtype, device=replay.device)
+        rows.index_copy_(1, index, noise.to(rows.dtype))
     replay.set_inserted(replay.inserted.value + count)
 
 
@@ -157,9 +170,11 @@ class Updates:
         return found | {"rows": len(self.runner.replay), "batch": learner.config.batch_size}
 
 
-def prepare_updates(config: TrainConfig, device: torch.device) -> Updates:
+def prepare_updates(
+    config: TrainConfig, device: torch.device, env: EnvSpec | None = None
+) -> Updates:
     """Build everything that the algorithm's loop builds to do its updates."""
-    env = task_spec()
+    env = env or task_spec()
     learner = build_learner(config, env, device)
     replay: ReplayBuffer
     if isinstance(config.algo_config, OfflineConfig):
@@ -173,3 +188,22 @@ def prepare_updates(config: TrainConfig, device: torch.device) -> Updates:
     accelerator = Accelerator(config, env, learner, messages.append)
     runner = ReplayRunner(accelerator, learner, replay, recorder, PLANNED)
     return Updates(runner=runner, learner=learner, messages=messages)
+
+
+@contextmanager
+def timing_compiler() -> Iterator[Timers]:
+    """Take the time that compiled programs are waited for."""
+    timers = Timers()
+    with timers.watching([(Accelerator, "programs", "compile")]):
+        yield timers
+
+
+def update_at_pace(pace: Pace, updates: Updates, sizes: dict[str, int]) -> None:
+    """Do the first update, which waits for the compiler, then chunks of them."""
+    with timing_compiler() as timers:
+        updates.runner.update(1)
+    pace.tell(compile_seconds=timers.seconds["compile"], messages=updates.messages, sizes=sizes)
+    while pace.begin():
+        updates.runner.update(pace.settings.chunk)
+        pace.end(pace.settings.chunk)
+    updates.close()

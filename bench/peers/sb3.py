@@ -1,7 +1,8 @@
-"""Stable-Baselines3, with its own defaults where a size is not fixed."""
+"""Stable-Baselines3 and sb3-contrib, with their own defaults where a size is not fixed."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import gymnasium
@@ -11,7 +12,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 
 from bench.pace import Pace
-from bench.sizes import DQN, PPO, SAC
+from bench.sizes import DQN, PPO, QUANTILES, SAC
 from bench.task import Task
 
 WARM_UP = 2_048
@@ -41,7 +42,17 @@ def ppo(pace: Pace) -> None:
 
 
 def dqn(pace: Pace) -> None:
-    model = stable_baselines3.DQN(
+    _learn(pace, _value_based(stable_baselines3.DQN))
+
+
+def qr_dqn(pace: Pace) -> None:
+    # Looked up here: it is a package of its own, which the other rows do not need.
+    contrib: Any = importlib.import_module("sb3_contrib")
+    _learn(pace, _value_based(contrib.QRDQN, n_quantiles=QUANTILES.fixed))
+
+
+def _value_based(algorithm: Any, **network: int) -> Any:
+    return algorithm(
         "MlpPolicy",
         "CartPole-v1",
         batch_size=DQN.batch,
@@ -52,10 +63,9 @@ def dqn(pace: Pace) -> None:
         target_update_interval=DQN.target_interval,
         exploration_initial_eps=DQN.epsilon,
         exploration_final_eps=DQN.epsilon,
-        policy_kwargs={"net_arch": DQN.hidden},
+        policy_kwargs={"net_arch": DQN.hidden} | network,
         device="cpu",
     )
-    _learn(pace, model)
 
 
 def sac(pace: Pace) -> None:
