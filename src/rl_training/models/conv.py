@@ -70,9 +70,13 @@ class StackedConv2d(nn.Module):
 
     def _one_by_one(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """One seed is a plain convolution; on a CPU several are faster so than as groups."""
+        images = [x[seed] for seed in range(x.shape[0])]
+        if x.device.type == "cpu":
+            # With channels innermost the gradients take two thirds of the time.
+            images = [image.contiguous(memory_format=torch.channels_last) for image in images]
         outputs = [
-            functional.conv2d(x[seed], weight[seed], bias[seed], self.stride, self.padding)
-            for seed in range(x.shape[0])
+            functional.conv2d(image, weight[seed], bias[seed], self.stride, self.padding)
+            for seed, image in enumerate(images)
         ]
         return outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)
 
