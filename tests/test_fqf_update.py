@@ -136,7 +136,8 @@ def test_the_fraction_loss_has_the_closed_form_gradient_and_no_other() -> None:
 
 
 def test_q_weighs_quantiles_by_the_width_of_their_interval() -> None:
-    learner = small(num_quantiles=3)
+    # With a hidden layer the mean is that of the quantiles, which can be put in place.
+    learner = small(num_quantiles=3, head_hidden_sizes=(4,))
     taus = torch.tensor([[[0.0, 0.5, 0.9, 1.0]]])
     hats = (taus[..., 1:] + taus[..., :-1]) / 2
     fixed = Fractions(taus, hats, torch.zeros(1, 1))

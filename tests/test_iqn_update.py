@@ -16,6 +16,7 @@ from rl_training.algorithms.iqn import IQN, iqn_loss
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.models import MLPIQNNetwork
+from rl_training.models.encoders import MLPEncoder
 from rl_training.models.quantile_networks import ImplicitQuantileNetwork, cosine_features
 from rl_training.rng import Rng
 
@@ -64,6 +65,25 @@ def test_fractions_shared_by_all_states_give_the_same_as_repeated_ones() -> None
     torch.testing.assert_close(network(obs, tau), network(obs, tau.expand(-1, 5, -1)))
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("hidden", [(), (5,)])
+@pytest.mark.parametrize("dueling", [False, True])
+def test_the_mean_over_fractions_is_that_of_the_quantiles(
+    hidden: tuple[int, ...], dueling: bool, weighted: bool
+) -> None:
+    rng = Rng((4, 5), "w")
+    network = ImplicitQuantileNetwork(
+        MLPEncoder(3, (8,), rng), 2, 6, hidden, dueling=dueling, rng=rng
+    )
+    embedding, tau = network.embed(rng.normal(5, 3)), rng.uniform(5, 7)
+    widths = rng.uniform(5, 7).softmax(-1) if weighted else torch.full((2, 5, 7), 1 / 7)
+    expected = (network.quantiles(embedding, tau) * widths.unsqueeze(2)).sum(-1)
+    found = network.mean(embedding, tau, widths if weighted else None)
+    torch.testing.assert_close(found, expected)
+    shared = network.mean(embedding, tau[:, :1])  # fractions of all states
+    torch.testing.assert_close(shared, network.mean(embedding, tau[:, :1].expand(-1, 5, -1)))
+
+
 def linear_quantiles(embedding: Tensor, tau: Tensor) -> Tensor:
     """Returns uniform on [0, 1] for one action, and always 0.4 for the other."""
     tau = tau.expand(-1, embedding.shape[1], -1)
@@ -74,7 +94,8 @@ def linear_quantiles(embedding: Tensor, tau: Tensor) -> Tensor:
 def test_neutral_acting_takes_the_mean_and_cvar_the_mean_of_the_worst(
     eta: float, value: float, action: int
 ) -> None:
-    learner = small(cvar_eta=eta)
+    # With a hidden layer the mean is that of the quantiles, which can be put in place.
+    learner = small(cvar_eta=eta, head_hidden_sizes=(4,))
     learner.q_network.quantiles = linear_quantiles  # type: ignore[method-assign]
     obs = torch.zeros(1, 400, 4)
     torch.testing.assert_close(learner.q_values(obs)[0, 0], torch.tensor([value, 0.4]))

@@ -28,7 +28,6 @@ from rl_training.algorithms.quantile import (
     QUANTILE_METRICS,
     QuantileConfig,
     QuantileLearner,
-    expectation,
     of_action,
 )
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
@@ -93,8 +92,7 @@ class FQF(QuantileLearner):
     def weighted_q(self, network: ImplicitQuantileNetwork, embedding: Tensor) -> Tensor:
         """Return Q `[S, B, A]` of embedded states."""
         fractions = self.q_network.fractions(embedding)
-        quantiles = network.quantiles(embedding, fractions.tau_hats)
-        return expectation(quantiles, fractions.widths.unsqueeze(2))
+        return network.mean(embedding, fractions.tau_hats, fractions.widths)
 
     def next_quantiles(self, next_obs: Tensor, tau_hats: Tensor) -> Tensor:
         """Quantiles of s' `[S, B, N]` for the best action, at the fractions of s."""

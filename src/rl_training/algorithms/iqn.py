@@ -81,7 +81,7 @@ class IQN(QuantileLearner):
         self, network: ImplicitQuantileNetwork, embedding: Tensor, tau: Tensor
     ) -> Tensor:
         """Mean of F^-1(beta(tau)) with beta(tau) = eta tau, the CVaR of level eta (Section 3.1)."""
-        return network.quantiles(embedding, self.config.cvar_eta * tau).mean(-1)
+        return network.mean(embedding, self.config.cvar_eta * tau)
 
     def next_quantiles(self, next_obs: Tensor) -> Tensor:
         """N' quantiles of s' `[S, B, N']` for the best action."""

@@ -93,14 +93,36 @@ class ImplicitQuantileNetwork(nn.Module):
 
     def quantiles(self, embedding: Tensor, tau: Tensor) -> Tensor:
         """Return F^-1 at `tau` `[S, B, T]`, or `[S, 1, T]` for all states, as `[S, B, A, T]`."""
-        S, B, E = embedding.shape
-        T = tau.shape[-1]
-        cosines = cosine_features(tau, self.embedding_dim).flatten(1, 2)  # [S, B T, C]
-        of_tau = torch.relu(self.cosine_layer.forward(cosines).float())
-        joint = embedding.unsqueeze(2) * of_tau.view(S, tau.shape[1], T, E)  # [S, B, T, E]
+        S, B, _ = embedding.shape
+        joint = embedding.unsqueeze(2) * self._embed_fractions(tau)  # [S, B, T, E]
         flat = self.head.forward(joint.flatten(1, 2))
-        out = flat.view(S, B, T, flat.shape[-1])
+        out = flat.view(S, B, tau.shape[-1], flat.shape[-1])
         return (dueling_streams(out) if self.dueling else out).mT
+
+    def mean(self, embedding: Tensor, tau: Tensor, widths: Tensor | None = None) -> Tensor:
+        """Return the mean over `tau` of every action `[S, B, A]`.
+
+        Args:
+            embedding: Of the states.
+            tau: Fractions `[S, B, T]`, or `[S, 1, T]` for all states.
+            widths: Their weights `[S, B, T]`, which sum to 1; all the same without.
+        """
+        if len(self.head.layers) > 1:
+            quantiles = self.quantiles(embedding, tau)
+            if widths is None:
+                return quantiles.mean(-1)
+            return (quantiles * widths.unsqueeze(2)).sum(-1)
+        # A head of one layer is linear, so that it may follow the mean: one row in place of T.
+        of_tau = self._embed_fractions(tau)
+        of_all = of_tau.mean(2) if widths is None else (of_tau * widths.unsqueeze(-1)).sum(2)
+        out = self.head.forward(embedding * of_all)
+        return dueling_streams(out) if self.dueling else out
+
+    def _embed_fractions(self, tau: Tensor) -> Tensor:
+        """Embed fractions `[S, B, T]` as `[S, B, T, E]`."""
+        cosines = cosine_features(tau, self.embedding_dim).flatten(1, 2)  # [S, B T, C]
+        flat = torch.relu(self.cosine_layer.forward(cosines).float())
+        return flat.view(*tau.shape, flat.shape[-1])
 
     def forward(self, obs: Tensor, tau: Tensor) -> Tensor:
         """Return F^-1 of every action at `tau` `[S, B, T]`, as `[S, B, A, T]`."""
