@@ -18,7 +18,7 @@ from rl_training.data.dataset_random import random_dataset
 from rl_training.data.dataset_writers import save_dataset
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.envs.probe import probe_env
-from rl_training.errors import ConfigError, DataError
+from rl_training.errors import ConfigError, DataError, SpecMismatch
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.fitted_q import Fit
 from rl_training.runtime.offline_evaluation import evaluate_offline, policy_of, rank_offline
@@ -85,6 +85,10 @@ def test_every_method_is_evaluated_with_its_own_gamma_and_repeats_itself(
 ) -> None:
     path = saved(config, tmp_path / "agent.safetensors")
     data = random_dataset(probe_env(config.env_id), 200, 0)
+    if load_agent(path, device="cpu").learner.initial_acting_state(1) is not None:
+        with pytest.raises(SpecMismatch, match="acts by what it remembers of the episode"):
+            evaluate_offline(path, data, device="cpu", gamma=0.9, **SMALL)
+        return
     own = config.algo_config.gamma
     given: dict[str, Any] = SMALL if own < 1 else SMALL | {"gamma": 0.9}  # 1 has no finite value
     first, again = (evaluate_offline(path, data, device="cpu", **given) for _ in range(2))

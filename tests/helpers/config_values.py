@@ -11,7 +11,8 @@ POOL: tuple[object, ...] = (
     *({}, {"no_such_key": 1}, {"type": "linear"}, {"type": "liner"}, {"patience": 0}),
 )
 ROOM_FOR: dict[str, dict[str, Any]] = {
-    "buffer_capacity": {"batch_size": 1, "model_holdout_ratio": 0.9},
+    "buffer_capacity": {"batch_size": 1, "batch_length": 2, "model_holdout_ratio": 0.9},
+    "batch_length": {"buffer_capacity": 10**9},
     "learning_starts": {"model_holdout_ratio": 0.9},
     "synthetic_buffer_capacity": {"rollout_batch_size": 1, "rollout_horizon": 1},
     "batch_size": {"buffer_capacity": 10**9},

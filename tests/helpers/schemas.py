@@ -20,7 +20,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 _HANDLED = {
     *("$ref", "anyOf", "type", "const", "enum", "pattern", "items", "uniqueItems"),
     *("minItems", "maxItems"),
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "not"),
     *("properties", "required", "additionalProperties"),
 }
 _ANNOTATIONS = {"title", "description", "default", "$defs"}
@@ -80,6 +80,8 @@ def _fits_bounds(schema: Schema, value: object, root: Schema) -> bool:
         and value <= schema.get("maximum", value)
         and ("exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"])
         and ("exclusiveMaximum" not in schema or value < schema["exclusiveMaximum"])
+        and ("multipleOf" not in schema or value % schema["multipleOf"] == 0)
+        and ("not" not in schema or not accepts(schema["not"], value, root))
     )
 
 

@@ -36,7 +36,7 @@ class DreamerConfig(SequenceSettings):
 
     gamma: Discount = 0.997
     """Discount per environment step."""
-    buffer_capacity: PositiveInt = 200_000
+    buffer_capacity: Annotated[int, Field(ge=2)] = 200_000
     """Steps kept; the oldest are overwritten."""
     world_model_learning_rate: PositiveFloat = 1e-4
     """Adam step size of the world model."""
@@ -66,7 +66,7 @@ class DreamerConfig(SequenceSettings):
     """Classes of each."""
     latents: LatentKind = "categorical"
     """Kind of the stochastic state; `gaussian` is that of the first Dreamer."""
-    num_bins: Annotated[int, Field(ge=3)] = 255
+    num_bins: Annotated[int, Field(ge=3, json_schema_extra={"not": {"multipleOf": 2}})] = 255
     """Bins of the distributions of reward and value; odd."""
     free_nats: NonNegativeFloat = 1.0
     """Divergence of posterior and prior that costs nothing."""

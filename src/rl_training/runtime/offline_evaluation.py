@@ -129,8 +129,14 @@ def prepared(dataset: Source, agent: LoadedAgent, warn: Warn | None = None) -> O
 
     Raises:
         DataError: When it does not fit the agent's task, or its episodes cannot be told.
-        SpecMismatch: When observations are not vectors.
+        SpecMismatch: When observations are not vectors, or actions depend on more than them.
     """
+    if agent.learner.initial_acting_state(1) is not None:
+        raise SpecMismatch(
+            f"offline evaluation takes policies of the observation alone, but {agent.config.algo} "
+            "acts by what it remembers of the episode (a plan or a belief); evaluate this "
+            "checkpoint with rl-training eval"
+        )
     if len(agent.env_spec.obs_shape) != 1:
         raise SpecMismatch(
             f"offline evaluation takes vector observations, but {agent.env_spec.env_id} has shape "
