@@ -107,6 +107,7 @@ class Heard(Callback):
 
 def run(folder: Path, **settings: Any) -> tuple[Path, list[dict[str, Any]], list[str]]:
     heard = Heard()
+    settings = {"batch_length": 8} | settings  # long enough to predict some of it
     config = small_config(
         "dreamer", folder, task=PIXEL_TASK, total_timesteps=60, algo_kwargs=settings
     )

@@ -43,6 +43,9 @@ SMALL: dict[str, Any] = {
     "discriminator_updates": 2,
     "initial_random_steps": 20,
     **SMALL_WORLD_MODEL,
+    # Every step of a sequence is traced anew.
+    "batch_length": 4,
+    "imagination_horizon": 2,
     "eval_interval": 60,
     **SMALL_MODEL,
 }
