@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rl_training.envs.factory import make_env
 from rl_training.envs.probe import probe_env
-from rl_training.envs.rewards import reward_for
+from rl_training.envs.rewards import POLE_LENGTH, balanced_pole, reward_for
 from rl_training.envs.spec import EnvSpec
 from rl_training.envs.terminations import (
     built_in_termination,
@@ -143,6 +143,19 @@ def test_a_known_reward_is_the_environments_own(env_id: str) -> None:
         assert (said - rows["reward"])[calm].abs().median() < 0.05
         return
     torch.testing.assert_close(said, rows["reward"], atol=2e-5, rtol=1e-4)
+
+
+def test_a_pole_is_balanced_where_its_tip_is_above_the_middle() -> None:
+    # Upright; leaning, once with the cart below the tip's place; upright but a pole's length away.
+    lean = 0.2
+    cart = -POLE_LENGTH * torch.tensor(lean).sin()
+    rows = torch.tensor([[0.0, 0.0], [0.0, lean], [float(cart), lean], [POLE_LENGTH, 0.0]])
+    obs = torch.cat((rows, torch.zeros(4, 2)), 1)
+    found = balanced_pole(obs, torch.zeros(4, 1), obs)
+    assert found[0] == 1
+    below = POLE_LENGTH * (1 - torch.tensor(lean).cos())
+    torch.testing.assert_close(found[2], torch.exp(-((below / 0.3) ** 2)))
+    assert found[0] > found[2] > found[1] > found[3]
 
 
 def test_tasks_without_a_rule_have_none() -> None:
