@@ -305,3 +305,14 @@ def _grid_schema(algo_schema: Mapping[str, Any], algo: str, description: str) ->
         "additionalProperties": False,
         "description": description,
     }
+
+
+def flat_settings(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by dotted names, as `--set` writes them."""
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

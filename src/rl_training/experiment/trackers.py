@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rl_training.errors import MissingExtraError, RLTrainingError
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config import TrainConfig, flat_settings
 
 logger = logging.getLogger(__name__)
 PROJECT = "rl-training"
@@ -188,7 +188,9 @@ class MlflowTracker:
         place = experiment.experiment_id if experiment else self._client.create_experiment(name)
         self._id = str(self._client.create_run(place, run_name=run.name).info.run_id)
         kept.write_text(self._id, encoding="utf-8")
-        parameters = [Param(k, str(v)[:LONGEST_VALUE]) for k, v in _flat(run.config).items()]
+        parameters = [
+            Param(k, str(v)[:LONGEST_VALUE]) for k, v in flat_settings(run.config).items()
+        ]
         self._client.log_batch(self._id, params=parameters)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -238,13 +240,3 @@ class Guarded:
                 type(error).__name__,
                 error,
             )
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in data.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat

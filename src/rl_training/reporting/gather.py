@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError, DataError
+from rl_training.experiment.config import flat_settings
 from rl_training.experiment.grid import number_text
 from rl_training.experiment.logging import METRICS_FILE, read_metrics
 from rl_training.experiment.yaml_loader import load_yaml
@@ -185,7 +186,7 @@ def _tasks(runs: Sequence[Run]) -> list[Task]:
     names = _task_names(list(tasks))
     result: list[Task] = []
     for name, groups in zip(names, tasks.values(), strict=True):
-        settings = [_flat(_method_of(group[0])) for group in groups.values()]
+        settings = [flat_settings(_method_of(group[0])) for group in groups.values()]
         differing = _differences(settings)
         labels = _labels(settings)
         methods_found = []
@@ -214,16 +215,6 @@ def _task_names(keys: Sequence[str]) -> list[str]:
         name if ids.count(name) == 1 else f"{name} {json.dumps(env['env_kwargs'])}"
         for name, env in zip(ids, parsed, strict=True)
     ]
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in data.items():
-        if isinstance(value, dict) and value:
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def _differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
