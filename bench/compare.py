@@ -27,6 +27,7 @@ PEER_PACKAGES = {
     "axiomrl": "axiomrl",
     "imitation": "imitation",
     "mbrl": "mbrl",
+    "offlinerlkit": "",
     "dreamerv3_torch": "",
     "tianshou": "tianshou",
 }

@@ -87,7 +87,7 @@ def _offline_rows(algo: str, what: str, chunk: int, fp32: float) -> tuple[Row, R
     return _with_bf16(row)
 
 
-def _quantile_rows(algo: str, quantiles: int) -> tuple[Row, Row]:
+def _quantile_rows(algo: str, quantiles: int) -> tuple[Row, ...]:
     """The update of a learner of drawn or proposed fractions, from vectors and from images."""
     row = Row(
         name=algo,
@@ -107,7 +107,7 @@ def _quantile_rows(algo: str, quantiles: int) -> tuple[Row, Row]:
         work=f"{algo}_cnn",
         chunk=20,
     )
-    return row, images
+    return row, *_with_bf16(images, 1.5)
 
 
 _ENSEMBLE = Row(
@@ -117,7 +117,7 @@ _ENSEMBLE = Row(
     bar=Bar("ratio", 2.0),
     work="ensemble",
     chunk=60,
-    peers=("mbrl",),
+    peers=("mbrl", "offlinerlkit"),
 )
 _ROLLOUT = Row(
     name="ensemble-rollout",
@@ -127,7 +127,7 @@ _ROLLOUT = Row(
     work="ensemble_rollout",
     chunk=50_000,
     ours=("off",),
-    peers=("mbrl",),
+    peers=("mbrl", "offlinerlkit"),
 )
 _PETS_ACTION = Row(
     name="pets-action",
@@ -146,6 +146,7 @@ _DREAMER = Row(
     bar=Bar("ratio", 2.0),
     work="dreamer",
     chunk=1,
+    ours=("off",),
     peers=("dreamerv3_torch",),
 )
 

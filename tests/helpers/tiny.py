@@ -148,7 +148,8 @@ def clean_environment() -> dict[str, str]:
     """This process's environment without what would switch colours on, and with the package."""
     drop = {"FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "PYTHONWARNINGS"}
     kept = {name: value for name, value in os.environ.items() if name not in drop}
-    return kept | {"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    return kept | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def run_python(*arguments: object, cwd: Path | None = None) -> Outcome:

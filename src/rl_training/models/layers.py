@@ -203,7 +203,17 @@ class StackedLayerNorm(nn.Module):
 
 
 BLOCK_ROWS = 1024
-"""Rows that a network takes through all of its layers at a time on a CPU, to stay in its cache."""
+"""Vectors that a network takes through all of its layers at a time on a CPU."""
+
+
+def in_blocks(network: Callable[[Tensor], Tensor], x: Tensor, rows: int, axis: int) -> Tensor:
+    """Apply a network, on a CPU to so many rows of a large batch at a time: they stay in its cache.
+
+    The batch's axis in the result is the one that it has in `x`, counted from the same end.
+    """
+    if x.device.type != "cpu" or is_exporting() or x.shape[axis] < 2 * rows:
+        return network(x)
+    return torch.cat([network(part) for part in torch.split(x, rows, axis)], axis)
 
 
 class StackedMLP(nn.Module):
@@ -261,9 +271,7 @@ class StackedMLP(nn.Module):
         """Map `[S, B, I]` (shared by all members) to `[S, *members, B, O]`."""
         if self.fused is not None and self._fusible:
             return self._in_one_kernel(x, self.fused)
-        if x.device.type == "cpu" and not is_exporting() and x.shape[-2] >= 2 * BLOCK_ROWS:
-            return torch.cat([self._whole(part) for part in torch.split(x, BLOCK_ROWS, -2)], -2)
-        return self._whole(x)
+        return in_blocks(self._whole, x, BLOCK_ROWS, axis=-2)
 
     def _whole(self, x: Tensor) -> Tensor:
         if len(self.members) == 1 and x.shape[0] == 1 and x.device.type == "cpu":

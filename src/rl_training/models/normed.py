@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rl_training.models.layers import Init, StackedLinear
+from rl_training.models.layers import BLOCK_ROWS, Init, StackedLinear, in_blocks
 from rl_training.rng import Rng
 
 EPS = 1e-4
@@ -77,6 +77,9 @@ class NormedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[S, B, I]` to `[S, B, O]`."""
+        return in_blocks(self._whole, x, BLOCK_ROWS, axis=1)
+
+    def _whole(self, x: Tensor) -> Tensor:
         for layer, norm in zip(self.layers, self.norms, strict=True):
             x = functional.silu(norm(layer(x)))
         output: Tensor = self.output(x)

@@ -19,12 +19,14 @@ from torch.nn import functional
 
 from rl_training.errors import SpecMismatch
 from rl_training.models.conv import StackedConv2d, StackedConvTranspose2d
-from rl_training.models.layers import StackedLinear
+from rl_training.models.layers import StackedLinear, in_blocks
 from rl_training.models.normed import NormedMLP, StackedRMSNorm, scaled_init
 from rl_training.models.symlog import symexp, symlog
 from rl_training.rng import Rng
 
 OUTPUT_SCALE = 0.01
+BLOCK_IMAGES = 128
+"""Images that go through all convolutions at a time on a CPU."""
 SMALLEST = 4
 """Height and width below which an image is not halved again: 64 becomes 4 in four steps."""
 
@@ -77,6 +79,9 @@ class ImageEncoder(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Embed images `[S, B, C, H, W]`, giving `[S, B, E]`."""
+        return in_blocks(self._whole, obs, BLOCK_IMAGES, axis=1)
+
+    def _whole(self, obs: Tensor) -> Tensor:
         x = obs.to(torch.float32) * self.scale
         for layer, norm in zip(self.layers, self.norms, strict=True):
             x = functional.silu(norm(layer(x)))
@@ -109,6 +114,9 @@ class ImageDecoder(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Predict images `[S, B, C, H, W]`, in the units of `target`."""
+        return in_blocks(self._whole, features, BLOCK_IMAGES, axis=1)
+
+    def _whole(self, features: Tensor) -> Tensor:
         x: Tensor = self.first(features).view(*features.shape[:2], *self.first_shape)
         x = functional.silu(self.first_norm(x))
         for index, (layer, size) in enumerate(zip(self.layers, self.sizes[-2::-1], strict=True)):
