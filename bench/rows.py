@@ -267,6 +267,14 @@ _ALL = (
         measure="gpu_planning",
     ),
     Row(
+        name="gpu-dreamer",
+        what="train step of Dreamer on the device, sizes of dreamer, beside its own eager form",
+        unit="gradient steps/s",
+        bar=Bar("ratio", 5.0),
+        group="gpu",
+        measure="gpu_world_model",
+    ),
+    Row(
         name="gpu-seeds",
         what="SAC on Pendulum-v1 through `train()` with 1 and 32 seeds, and where the time goes",
         group="gpu",

@@ -73,13 +73,8 @@ def fill(replay: ReplayBuffer) -> None:
         obs = after
 
 
-def dreamer(pace: Pace) -> None:
-    """Update Dreamer on a full replay."""
-    settings = pace.settings
-    config = dreamer_config(
-        accelerate=settings.accelerate, precision=settings.precision, threads=settings.threads
-    )
-    device = torch.device("cpu")
+def prepare_dreamer(config: TrainConfig, device: torch.device) -> tuple[ReplayRunner, list[str]]:
+    """Build what the loop builds, and take one update; also what was said."""
     env = pixel_spec()
     learner = build_learner(config, env, device)
     replay = make_replay(config.algo_config, env, 1, config.all_seeds, device)  # type: ignore[arg-type]  # Dreamer's settings are a replay's
@@ -90,8 +85,18 @@ def dreamer(pace: Pace) -> None:
     acting = learner.initial_acting_state(1)
     runner = ReplayRunner(accelerator, learner, replay, recorder, PLANNED, acting)
     runner.update(1)
+    return runner, messages
+
+
+def dreamer(pace: Pace) -> None:
+    """Update Dreamer on a full replay."""
+    settings = pace.settings
+    config = dreamer_config(
+        accelerate=settings.accelerate, precision=settings.precision, threads=settings.threads
+    )
+    runner, messages = prepare_dreamer(config, torch.device("cpu"))
     pace.tell(messages=messages, sizes=DREAMER.told())
     while pace.begin():
         runner.update(settings.chunk)
         pace.end(settings.chunk)
-    accelerator.close()
+    runner.accelerator.close()
