@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import imageio_ffmpeg
 import pytest
 
 from helpers.tiny import run_cli, tiny_config
+from rl_training.envs.factory import make_env
 from rl_training.errors import EnvError, MissingExtraError
+from rl_training.runtime import filming
 from rl_training.runtime.filming import record_agent
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent
@@ -40,6 +44,22 @@ def test_a_gif_holds_several_episodes_and_the_same_seed_the_same_ones(
     assert first.out.splitlines()[:3] == again.out.splitlines()[:3]
     assert first.out.count("episode=") == 2
     assert (tmp_path / "a" / "a.gif").read_bytes() == (tmp_path / "b.gif").read_bytes()
+
+
+def test_filming_looks_for_no_display_and_leaves_the_settings_as_they_were(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
+    seen: list[str | None] = []
+
+    def make(*given: Any) -> Any:
+        seen.append(os.environ.get("SDL_VIDEODRIVER"))
+        return make_env(*given)
+
+    monkeypatch.setattr(filming, "make_env", make)
+    record_agent(load_agent(run), tmp_path / "film.gif", max_steps=1)
+    assert seen == [None, "dummy"]
+    assert "SDL_VIDEODRIVER" not in os.environ
 
 
 def test_a_window_shows_an_episode(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

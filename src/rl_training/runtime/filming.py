@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,11 +117,25 @@ def _environment(agent: LoadedAgent, render_mode: str) -> Iterator[AnyEnv]:
     if render_mode not in modes:
         there = ", ".join(modes) or "none"
         raise EnvError(f"{env_id} has no render mode {render_mode}; it has: {there}")
-    env = make_env(env_id, kwargs | {"render_mode": render_mode})
+    with _without_a_screen() if render_mode == "rgb_array" else nullcontext():
+        env = make_env(env_id, kwargs | {"render_mode": render_mode})
+        try:
+            yield env
+        finally:
+            env.close()
+
+
+@contextmanager
+def _without_a_screen() -> Iterator[None]:
+    """Let drawings by SDL look for no display, which they do not need but complain of."""
+    name = "SDL_VIDEODRIVER"
+    before = os.environ.get(name)
+    os.environ[name] = before or "dummy"
     try:
-        yield env
+        yield
     finally:
-        env.close()
+        if before is None:
+            del os.environ[name]
 
 
 def _play(
