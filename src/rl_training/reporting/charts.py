@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from rl_training.resources import ASSETS
+
 COLORS = 8
 """Different colours of the page; methods beyond them get dashes."""
 DASHES = ("", "6 4", "2 3", "9 3 2 3")
@@ -75,6 +77,40 @@ def line_chart(lines: Sequence[Line], size: Size, title: str) -> Markup:
         size: Inner size.
         title: What a screen reader says of it.
     """
+    parts, across = _drawing(lines, size)
+    parts.append(
+        f'<line class="cursor" y1="{size.top}" y2="{size.height - size.bottom}" x1="0" x2="0"/>'
+    )
+    return Markup(
+        '<svg class="chart" viewBox="0 0 {w} {h}" role="img" aria-label="{t}" '
+        'data-chart="{d}">{b}</svg>'
+    ).format(
+        w=size.width, h=size.height, t=title, d=_hover(lines, across), b=Markup("".join(parts))
+    )
+
+
+def chart_file(lines: Sequence[Line], size: Size, title: str) -> str:
+    """Return a drawing as a file of its own, on a card in the colours that the reader prefers.
+
+    Args:
+        lines: The curves; at least one has a point.
+        size: Inner size.
+        title: What a screen reader says of it.
+    """
+    parts, _ = _drawing(lines, size)
+    style = (ASSETS / "report" / "chart.css").read_text(encoding="utf-8")
+    body = "".join(parts).replace("><", ">\n<")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" width="{size.width}" '
+        f'height="{size.height}" viewBox="0 0 {size.width} {size.height}" role="img">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n"
+        '<rect style="fill: var(--card)" width="100%" height="100%" rx="8"/>\n'
+        f"{body}\n</svg>\n"
+    )
+
+
+def _drawing(lines: Sequence[Line], size: Size) -> tuple[list[str], Scale]:
+    """Return axes and curves, and the scale of the steps."""
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for y in line.ys()]
     y_ticks = ticks(min(ys), max(ys), 5)
@@ -87,15 +123,7 @@ def line_chart(lines: Sequence[Line], size: Size, title: str) -> Markup:
     parts = [*_axes(size, across, up, x_ticks, y_ticks)]
     for line in lines:
         parts += _drawn(line, across, up)
-    parts.append(
-        f'<line class="cursor" y1="{size.top}" y2="{size.height - size.bottom}" x1="0" x2="0"/>'
-    )
-    return Markup(
-        '<svg class="chart" viewBox="0 0 {w} {h}" role="img" aria-label="{t}" '
-        'data-chart="{d}">{b}</svg>'
-    ).format(
-        w=size.width, h=size.height, t=title, d=_hover(lines, across), b=Markup("".join(parts))
-    )
+    return parts, across
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
