@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: train test check docs learn faults bench clean
+.PHONY: train test check docs learn evidence faults bench clean
 
 train: $(STAMP)  ## Train SAC on Pendulum-v1 until it is solved, and say what to do next.
 	@$(BIN)/rl-training train --config sac/pendulum_first_run
@@ -20,8 +20,14 @@ check: $(STAMP)  ## Formatting, lint and types.
 docs: $(STAMP)  ## The documentation as a site in site/; a broken link is an error.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-learn: $(STAMP)  ## Learning runs over several seeds; about half an hour on two cores.
+learn: $(STAMP)  ## The quick learning gates over three seeds; about half an hour on two cores.
 	$(BIN)/python -m pytest -m slow -v -s tests/learning
+
+# GATES="ppo dqn" runs these alone; DATA=FOLDER has the recorded data, without which gates are skipped.
+GATES ?=
+DATA ?= $(RL_DATA)
+evidence: $(STAMP)  ## All learning gates over three seeds; writes docs/results.md. Hours on two cores.
+	$(BIN)/python -m bench.evidence $(GATES) $(if $(DATA),--data "$(DATA)")
 
 # JOBS processes at once, KILLS per method, runs of STEPS steps: JOBS=16 KILLS=20 make faults
 JOBS ?= 2

@@ -1,37 +1,28 @@
 """Proof that the presets learn: three seeds, the last checkpoint, twenty fresh episodes.
 
-`make learn` runs this; it takes about fifteen minutes on two cores.
+`make learn` runs this, the quick ones of the gates in `bench/gates.py`; `make evidence` runs all.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-
-from rl_training.experiment.config import load_config
-from rl_training.runtime.train import train
-from rl_training.runtime.workflows import evaluate_checkpoint
-
-BARS = [
-    ("sac/pendulum", 10_000, -200.0),
-    ("ppo/cartpole", 100_000, 475.0),
-    ("dqn/cartpole", 50_000, 475.0),
-]
+from bench.evidence import told
+from bench.evidence_record import measure
+from bench.gates import DATA_VARIABLE, Gate, quick_gates
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("preset", "steps", "bar"), BARS)
-def test_three_seeds_reach_the_bar(preset: str, steps: int, bar: float, tmp_path: Path) -> None:
-    config = load_config(preset, changes={"seeds": [0, 1, 2], "output_dir": str(tmp_path)})
-    assert config.total_timesteps == steps
-    result = train(config)
-    returns = {
-        member.run_dir.name: evaluate_checkpoint(member.checkpoint_path, 20).metrics[
-            "eval_return_mean"
-        ]
-        for member in result.per_seed
-    }
-    print(f"{preset} at {steps:,} steps, last checkpoint, 20 episodes each: {returns}")
-    assert all(value >= bar for value in returns.values()), returns
+@pytest.mark.parametrize("gate", quick_gates(), ids=lambda gate: gate.preset)
+def test_three_seeds_reach_the_bar(gate: Gate, tmp_path: Path) -> None:
+    named = os.environ.get(DATA_VARIABLE)
+    data = Path(named).expanduser() if named else None
+    reason = gate.missing(data)
+    if reason is not None:
+        pytest.skip(reason)
+    record = measure(gate, tmp_path, data=data)
+    print(told(gate, record))
+    assert record.met, told(gate, record)

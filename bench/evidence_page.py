@@ -1,0 +1,183 @@
+"""The generated part of docs/results.md, and the plots in it, from the records of the gates."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.evidence_record import Record, read_records
+from bench.gates import GATES, Gate
+from bench.machine import BUSY
+from bench.table import format_number
+from rl_training.errors import DataError
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.statistics import LEVEL
+from rl_training.reporting.charts import COLORS, Line, Size, chart_file
+from rl_training.reporting.page import duration
+
+PAGE = "results.md"
+"""The page beside the folder of the records."""
+SIZE = Size(width=640, height=240)
+COLUMNS = (
+    *("method", "preset", "steps", "seeds", "return of each seed"),
+    *(f"IQM [{LEVEL:.0%}]", "bar", "met", "time"),
+)
+_BAR = COLORS + 7
+"""Grey and dashed, see `Line.number`."""
+_PART = re.compile(r"(<!-- generated: evidence -->\n).*?(<!-- end generated -->)", re.DOTALL)
+_WIDTH = 96
+"""Of a line of a command."""
+
+
+def plot(record: Record) -> str:
+    """Return the learning curve of a gate as an SVG file, its bar as a dashed line."""
+    points = [point for point in record.curve() if point.iqm is not None]
+    line = Line(
+        label=record.gate,
+        number=0,
+        points=tuple((p.step, p.iqm) for p in points if p.iqm is not None),
+        band=tuple(
+            (p.step, p.low, p.high) for p in points if p.low is not None and p.high is not None
+        ),
+        faint=tuple(tuple(zip(s.steps, s.curve, strict=True)) for s in record.seeds),
+    )
+    steps = [step for seed in record.seeds for step in seed.steps] or [0, record.steps]
+    bar = Line(
+        label="bar",
+        number=_BAR,
+        points=((min(steps), record.bar), (max(steps), record.bar)),
+    )
+    return chart_file([line, bar] if line.points else [bar], SIZE, _alt(record))
+
+
+def _alt(record: Record) -> str:
+    final = "above" if record.met else "not above"
+    return f"{record.gate}: return over steps; every seed ends {final} the bar of {record.bar:g}"
+
+
+def section(folder: Path, records: Mapping[str, Record], gates: Sequence[Gate] = GATES) -> str:
+    """Return the table of all gates and, for each that was measured, plot, machine and commands.
+
+    Args:
+        folder: Where the plots are, as the page links to them.
+        records: What was measured, by the names of the gates.
+        gates: All gates, in order.
+    """
+    lines = [f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}"]
+    lines += [f"| {' | '.join(_row(gate, records.get(gate.preset)))} |" for gate in gates]
+    measured = sum(gate.preset in records for gate in gates)
+    lines += ["", f"{measured} of {len(gates)} gates are measured."]
+    for gate in gates:
+        if gate.preset in records:
+            lines += ["", *_part(folder, gate, records[gate.preset])]
+    return "\n".join(lines)
+
+
+def _row(gate: Gate, record: Record | None) -> list[str]:
+    title = get_algorithm_spec(gate.algo).title
+    cells = [f"[{title}](algorithms/{gate.algo}.md)", f"`{gate.preset}`"]
+    if record is None:
+        seeds = ", ".join(map(str, gate.seeds))
+        return [*cells, f"{gate.steps:,}", seeds, "not measured", "", f"{gate.bar:g}", "", ""]
+    returns = ", ".join(format_number(seed.mean) for seed in record.seeds)
+    return [
+        *cells,
+        f"{record.steps:,}",
+        ", ".join(str(seed.seed) for seed in record.seeds),
+        returns,
+        _interval(record),
+        f"{record.bar:g}",
+        "yes" if record.met else "**no**",
+        duration(record.seconds),
+    ]
+
+
+def _interval(record: Record) -> str:
+    final = record.final
+    middle, low, high = map(format_number, (final.iqm, final.iqm_low, final.iqm_high))
+    return f"{middle} [{low}, {high}]"
+
+
+def _part(folder: Path, gate: Gate, record: Record) -> list[str]:
+    data = ""
+    if gate.data is not None:
+        data = f" Learned from `{gate.data}` (SHA-256 {record.data_digest}...)."
+    return [
+        f"### `{gate.preset}`",
+        "",
+        f"![{_alt(record)}]({(folder / gate.slug).as_posix()}.svg)",
+        "",
+        f"{record.env_id}; a random policy gets {format_number(record.random)}.{data} "
+        f"{_machine(record)}",
+        "",
+        "```bash",
+        *(_wrapped(command) for command in record.commands),
+        "```",
+    ]
+
+
+def _machine(record: Record) -> str:
+    machine = record.machine
+    where = f"{machine.processor}, {machine.cores} cores" + (
+        "" if machine.device == "cpu" else f", {machine.device}"
+    )
+    threads = f"{machine.threads} thread{'s' if machine.threads > 1 else ''}"
+    text = (
+        f"{len(record.seeds)} seeds side by side in {duration(record.seconds)} on {where}; "
+        f"{threads}, torch {machine.torch}, Python {machine.python}, rl-training "
+        f"{machine.rl_training}, {machine.date[:10]}."
+    )
+    if machine.others > BUSY * machine.cores:
+        text += f" Other processes kept {machine.others:.1f} cores busy, so the time is rough."
+    return text
+
+
+def _wrapped(command: str) -> str:
+    """Break a long command before its options."""
+    lines = [""]
+    for part in re.split(r" (?=--)", command):
+        if lines[-1] and len(lines[-1]) + len(part) > _WIDTH:
+            lines[-1] += " \\"
+            lines.append(f"  {part}")
+        else:
+            lines[-1] += f" {part}" if lines[-1] else part
+    return "\n".join(lines)
+
+
+def rendered(page: Path, folder: Path, gates: Sequence[Gate] = GATES) -> str:
+    """Return the text that a page should have.
+
+    Raises:
+        DataError: When the page has no place for the gates, or a record cannot be read.
+    """
+    text = page.read_text(encoding="utf-8")
+    if not _PART.search(text):
+        raise DataError(
+            f"{page} has no place for the gates; write <!-- generated: evidence --> and, below, "
+            "<!-- end generated --> where they belong"
+        )
+    place = Path(os.path.relpath(folder, page.parent))
+    part = section(place, read_records(folder, gates), gates)
+    return _PART.sub(lambda found: f"{found[1]}{part}\n{found[2]}", text)
+
+
+def render(folder: Path, gates: Sequence[Gate] = GATES) -> Path | None:
+    """Write the plots, and the part of the page beside the folder; returns the page if it is there.
+
+    Raises:
+        DataError: As `rendered`, or when a file cannot be written.
+    """
+    page = folder.parent / PAGE
+    try:
+        for gate in gates:
+            if gate.preset in (records := read_records(folder, [gate])):
+                path = folder / f"{gate.slug}.svg"
+                path.write_text(plot(records[gate.preset]), encoding="utf-8")
+        if not page.is_file():
+            return None
+        page.write_text(rendered(page, folder, gates), encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be written ({error.strerror})") from None
+    return page

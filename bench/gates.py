@@ -1,0 +1,204 @@
+"""The learning gates: for every method a task, a budget and a return that each seed must reach.
+
+The figure of a seed is the mean return of 20 fresh episodes with the **last** checkpoint.
+`make learn` runs the quick gates as tests, `make evidence` runs all and writes what they reached
+into docs/results.md.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig, load_config
+from rl_training.validation import suggest
+
+Cost = Literal["quick", "medium", "long"]
+"""On two cores: up to ten minutes, up to half an hour, or more."""
+EPISODES = 20
+DATA_VARIABLE = "RL_DATA"
+"""Names the folder with recorded data where no option does."""
+CIRCUMSTANCES = ("accelerate", "device", "threads", "vector_mode")
+"""Settings that a gate may be run with on a given machine without being another gate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """What one method must learn."""
+
+    preset: str
+    steps: int
+    """Budget of a seed, in the preset's unit: environment steps, offline gradient steps."""
+    bar: float
+    """Least mean return of each seed."""
+    random: float
+    """What a random policy gets: the mean of 1,000 episodes."""
+    cost: Cost
+    settings: tuple[str, ...] = ()
+    """What differs from the preset, as `--set` takes it."""
+    data: str | None = None
+    """File of recorded data that it learns from."""
+    data_key: str = "dataset"
+    """How the settings that name the data begin."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    @property
+    def algo(self) -> str:
+        """Name of the method."""
+        return self.preset.partition("/")[0]
+
+    @property
+    def slug(self) -> str:
+        """Name of the gate's files."""
+        return self.preset.replace("/", "-")
+
+    def overrides(self, data: str | None) -> tuple[str, ...]:
+        """Return the settings that change the preset, the data at this place among them."""
+        if self.data is None:
+            return self.settings
+        key = f"algo_kwargs.{self.data_key}"
+        return (*self.settings, f"{key}_kind=npz", f"{key}_path={data}")
+
+    def config(
+        self, folder: Path | None, seeds: Sequence[int], circumstances: Sequence[str] = ()
+    ) -> TrainConfig:
+        """Return the run of all seeds side by side, on the data in this folder."""
+        path = None if folder is None or self.data is None else str(folder / self.data)
+        changes = {"seeds": list(seeds), "total_timesteps": self.steps, "run_name": self.slug}
+        return load_config(self.preset, (*self.overrides(path), *circumstances), changes)
+
+    def commands(self, seeds: Sequence[int], circumstances: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return what a user types to train the same runs, and to evaluate each seed."""
+        words = ["rl-training", "train", "--config", self.preset]
+        words += ["--seeds", ",".join(map(str, seeds))]
+        if load_config(self.preset).total_timesteps != self.steps:
+            words += ["--total-timesteps", str(self.steps)]
+        sets = (*self.overrides(self.data), *circumstances, f"run_name={self.slug}")
+        words += [word for text in sets for word in ("--set", text)]
+        runs = [f"runs/{self.slug}/seed_{seed}" for seed in seeds]
+        return (
+            shlex.join(words),
+            *(f"rl-training eval --checkpoint {run} --episodes {EPISODES}" for run in runs),
+        )
+
+    def missing(self, folder: Path | None) -> str | None:
+        """Return why the gate cannot be run, where its data is not there."""
+        if self.data is None or (folder is not None and (folder / self.data).is_file()):
+            return None
+        where = "no folder with data is named" if folder is None else f"{folder} does not hold it"
+        return (
+            f"{self.preset} is skipped: it learns from {self.data}, and {where}; name the folder "
+            f"with --data or {DATA_VARIABLE}"
+        )
+
+
+_PENDULUM, _CARTPOLE, _CATCH = -1230.0, 22.2, -0.69
+_MIXED, _MEDIUM = "pendulum-mixed-reagent.npz", "pendulum-medium-rllib.npz"
+_EXPERT, _SHORT_EXPERT = "cartpole-expert-sb2.npz", "cartpole-ppo-rllib.npz"
+
+
+def _pendulum(
+    preset: str,
+    steps: int,
+    bar: float,
+    cost: Cost,
+    *settings: str,
+    data: str | None = None,
+) -> Gate:
+    return Gate(
+        preset=preset,
+        steps=steps,
+        bar=bar,
+        random=_PENDULUM,
+        cost=cost,
+        settings=settings,
+        data=data,
+    )
+
+
+def _cartpole(
+    preset: str,
+    steps: int,
+    cost: Cost,
+    *settings: str,
+    data: str | None = None,
+    data_key: str = "dataset",
+) -> Gate:
+    """CartPole counts as solved at 475, whoever learns it."""
+    return Gate(
+        preset=preset,
+        steps=steps,
+        bar=475.0,
+        random=_CARTPOLE,
+        cost=cost,
+        settings=settings,
+        data=data,
+        data_key=data_key,
+    )
+
+
+# Presets that evaluate twice in a run evaluate more often here, so that there is a curve to see.
+GATES: tuple[Gate, ...] = (
+    _pendulum("sac/pendulum", 10_000, -200.0, "quick"),
+    _cartpole("ppo/cartpole", 100_000, "quick"),
+    _cartpole("dqn/cartpole", 50_000, "quick"),
+    _cartpole("qr_dqn/cartpole", 50_000, "medium"),
+    _cartpole("iqn/cartpole", 50_000, "medium"),
+    _cartpole("fqf/cartpole", 50_000, "medium"),
+    _cartpole(
+        "bc/cartpole",
+        5_000,
+        "quick",
+        "algo_kwargs.dataset_trajectories=10",
+        "algo_kwargs.eval_interval=500",
+        data=_EXPERT,
+    ),
+    _pendulum("cql/pendulum", 6_000, -200.0, "medium", data=_MIXED),
+    _pendulum("iql/pendulum", 12_000, -200.0, "medium", data=_MIXED),
+    _pendulum("td3_bc/pendulum", 12_000, -200.0, "medium", data=_MIXED),
+    _cartpole(
+        "discrete_cql/cartpole",
+        5_000,
+        "quick",
+        "algo_kwargs.eval_interval=500",
+        data=_SHORT_EXPERT,
+    ),
+    _pendulum("rlpd/pendulum", 2_000, -200.0, "medium", data=_MEDIUM),
+    _pendulum("mopo/pendulum", 8_000, -300.0, "long", data=_MIXED),
+    _pendulum("mbpo/pendulum", 3_000, -200.0, "long"),
+    _pendulum("pets/pendulum", 2_000, -250.0, "long", "algo_kwargs.eval_interval=500"),
+    _cartpole(
+        "gail/cartpole",
+        200_000,
+        "medium",
+        "algo_kwargs.expert_trajectories=10",
+        data=_EXPERT,
+        data_key="expert_dataset",
+    ),
+    Gate(preset="dreamer/catch", steps=12_000, bar=0.9, random=_CATCH, cost="long"),
+)
+
+
+def quick_gates() -> tuple[Gate, ...]:
+    """Return the gates that `make learn` runs."""
+    return tuple(gate for gate in GATES if gate.cost == "quick")
+
+
+def find_gates(names: Sequence[str]) -> tuple[Gate, ...]:
+    """Return the gates of these names, presets or methods, in the table's order; all for none.
+
+    Raises:
+        ConfigError: When there is no such gate.
+    """
+    known = {word for gate in GATES for word in (gate.preset, gate.algo)}
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"{name!r} is not a learning gate{suggest(name, known)}; name a method or its "
+                "preset, or none for all"
+            )
+    return tuple(gate for gate in GATES if not names or {gate.preset, gate.algo} & set(names))
