@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
 from bench.figures import Figure
 from bench.options import BenchError, Options
+from bench.rows import Row
 from rl_training.errors import RLTrainingError
+
+PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 def choose_device(row: str, options: Options) -> torch.device:
@@ -50,3 +54,17 @@ def synchronizer(device: torch.device) -> Callable[[], object]:
 def device_name(device: torch.device) -> str:
     """Return what the device is called."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def each_precision(
+    row: Row, options: Options, measure: Callable[[Row, Options, torch.device, str], Figure]
+) -> Iterator[Figure]:
+    """Measure in every precision that the device has; one that fails does not stop the rest."""
+    device = choose_device(row.name, options)
+    torch.set_num_threads(options.threads)
+    for precision in options.precisions or PRECISIONS:
+        if precision == "tf32" and device.type != "cuda":
+            continue
+        label = f"{row.name} {precision}"
+        empty = partial(Figure, row=row.name, label=label, unit=row.unit, samples={})
+        yield failing_softly(partial(measure, row, options, device, precision), empty)

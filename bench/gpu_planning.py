@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 
 from bench.accelerator import (
     choose_accelerate,
-    choose_device,
     device_name,
-    failing_softly,
+    each_precision,
     synchronizer,
 )
 from bench.compare import FALLBACK
 from bench.figures import Figure
-from bench.gpu_updates import PRECISIONS
 from bench.model_based import PLANNING, planning_config, planning_task, prepare_planner
 from bench.options import Options
 from bench.rows import Row
@@ -25,16 +22,8 @@ from bench.sizes import PETS
 
 
 def measure(row: Row, options: Options) -> Iterator[Figure]:
-    """Measure an action in every precision; one that fails does not stop the rest."""
-    device = choose_device(row.name, options)
-    torch.set_num_threads(options.threads)
-    for precision in options.precisions or PRECISIONS:
-        if precision == "tf32" and device.type != "cuda":
-            continue
-        empty = partial(
-            Figure, row=row.name, label=f"{row.name} {precision}", unit="ms", samples={}
-        )
-        yield failing_softly(partial(_measure_one, row, options, device, precision), empty)
+    """Measure an action in every precision."""
+    return each_precision(row, options, _measure_one)
 
 
 def _measure_one(row: Row, options: Options, device: torch.device, precision: str) -> Figure:
@@ -63,7 +52,7 @@ def _measure_one(row: Row, options: Options, device: torch.device, precision: st
     return Figure(
         row=row.name,
         label=f"{row.name} {precision}",
-        unit="ms",
+        unit=row.unit,
         samples={accelerate: samples},
         bar=row.bar if device.type == "cuda" else None,
         notes=tuple(notes),

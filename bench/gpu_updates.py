@@ -14,6 +14,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bench.accelerator import (
+    PRECISIONS,
     choose_accelerate,
     choose_device,
     device_name,
@@ -30,7 +31,6 @@ from rl_training.runtime.capturing import STEPS_PER_REPLAY
 SEEDS: dict[str, tuple[int, ...]] = {"sac": (1, 32, 128)}
 FEW_SEEDS: tuple[int, ...] = (1, 32)
 ALGOS = ("cql", "iql", "td3_bc")
-PRECISIONS = ("fp32", "tf32", "bf16")
 PROFILED = 64
 TOP = 6
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 
 from bench.accelerator import (
     choose_accelerate,
-    choose_device,
     device_name,
-    failing_softly,
+    each_precision,
     synchronizer,
 )
 from bench.compare import FALLBACK
 from bench.figures import Figure
-from bench.gpu_updates import PRECISIONS
 from bench.options import Options
 from bench.rows import Row
 from bench.world_model import dreamer_config, prepare_dreamer
@@ -29,14 +26,8 @@ CHUNK = 8
 
 
 def measure(row: Row, options: Options) -> Iterator[Figure]:
-    """Measure a train step in every precision; one that fails does not stop the rest."""
-    device = choose_device(row.name, options)
-    torch.set_num_threads(options.threads)
-    for precision in options.precisions or PRECISIONS:
-        if precision == "tf32" and device.type != "cuda":
-            continue
-        empty = partial(Figure, row=row.name, label=f"{row.name} {precision}", unit="", samples={})
-        yield failing_softly(partial(_measure_one, row, options, device, precision), empty)
+    """Measure a train step in every precision."""
+    return each_precision(row, options, _measure_one)
 
 
 def _measure_one(row: Row, options: Options, device: torch.device, precision: str) -> Figure:

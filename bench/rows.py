@@ -262,6 +262,7 @@ _ALL = (
     Row(
         name="gpu-pets",
         what="one action of PETS on the device, sizes of pets-action, in fp32, tf32 and bf16",
+        unit="ms",
         bar=Bar("at most", 10.0),
         group="gpu",
         measure="gpu_planning",
