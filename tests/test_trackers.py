@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from helpers.tiny import run_cli, tiny_config, write_tiny
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import read_metrics
 from rl_training.runtime.train import train
@@ -24,6 +26,7 @@ class FakeWandb(ModuleType):
         super().__init__("wandb")
         self.runs: list[dict[str, Any]] = []
         self.fails = False
+        self.begins = 0
 
     def init(self, **keywords: Any) -> Any:
         run: dict[str, Any] = {"keywords": keywords, "rows": [], "finished": 0}
@@ -37,7 +40,19 @@ class FakeWandb(ModuleType):
         def finish() -> None:
             run["finished"] += 1
 
-        return SimpleNamespace(log=log, finish=finish)
+        return SimpleNamespace(log=log, finish=finish, step=self.begins)
+
+
+class FakeReader:
+    """What of that client reads."""
+
+    latest: Callable[[], dict[str, int]]
+
+    def get_run(self, run_id: str) -> Any:
+        return SimpleNamespace(data=SimpleNamespace(metrics=self.latest()))
+
+    def get_metric_history(self, run_id: str, key: str) -> Any:
+        return [SimpleNamespace(step=self.latest()[key])]
 
 
 class FakeMlflow(ModuleType):
@@ -54,7 +69,9 @@ class FakeMlflow(ModuleType):
         self.params: dict[str, str] = {}
         outer = self
 
-        class Client:
+        class Client(FakeReader):
+            latest = outer.latest
+
             def get_experiment_by_name(self, name: str) -> Any:
                 return outer.experiments.get(name)
 
@@ -62,7 +79,7 @@ class FakeMlflow(ModuleType):
                 outer.experiments[name] = SimpleNamespace(experiment_id="7")
                 return "7"
 
-            def create_run(self, experiment_id: str, run_name: str) -> Any:
+            def create_run(self, experiment_id: str, run_name: str, tags: Any) -> Any:
                 outer.calls.append(("create", (experiment_id, run_name)))
                 return SimpleNamespace(info=SimpleNamespace(run_id="abc"))
 
@@ -77,6 +94,9 @@ class FakeMlflow(ModuleType):
                 outer.calls.append(("end", run_id))
 
         self.MlflowClient = Client
+
+    def latest(self) -> dict[str, int]:
+        return {name: step for name, *_, step in self.metrics}
 
 
 @pytest.fixture
@@ -125,6 +145,63 @@ def test_a_resumed_run_is_the_same_run_there(
     assert max(step for *_, step in mlflow.metrics) == 64
 
 
+def test_steps_that_a_service_has_are_not_sent_again_and_what_it_lacks_is(
+    tmp_path: Path, wandb: FakeWandb, mlflow: FakeMlflow
+) -> None:
+    run = train(tracked(tmp_path, "wandb", "mlflow"), stop_at=40).run_dir
+    wandb.begins = 17  # the service came to 16, the log to 32
+    mlflow.metrics = [metric for metric in mlflow.metrics if metric[-1] <= 16]
+    resume_training(run)
+    logged = [row["step"] for row in read_metrics(run, "train")]
+    assert sorted({step for step, _ in wandb.runs[1]["rows"]}) == logged[1:]
+    assert [step for name, *_, step in mlflow.metrics if name == "train/gradient_steps"] == logged
+
+
+def test_a_service_that_cannot_be_opened_again_does_not_keep_a_run_from_going_on(
+    tmp_path: Path,
+    wandb: FakeWandb,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(**_: Any) -> None:
+        raise TimeoutError("nobody\nanswers")
+
+    run = train(tracked(tmp_path, "wandb"), stop_at=40).run_dir
+    monkeypatch.setattr(wandb, "init", refuse)
+    resume_training(run)
+    assert read_metrics(run)[-1]["step"] == 64
+    said = [record.message for record in caplog.records]
+    assert said == [
+        "wandb cannot be used here (TimeoutError: nobody answers); the run goes on without it"
+    ]
+
+
+def test_a_group_whose_second_service_is_refused_closes_the_first_and_leaves_nothing(
+    tmp_path: Path, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init = wandb.init
+
+    def refuse_the_second(**keywords: Any) -> Any:
+        if wandb.runs:
+            raise PermissionError("too many")
+        return init(**keywords)
+
+    monkeypatch.setattr(wandb, "init", refuse_the_second)
+    with pytest.raises(RLTrainingError, match="too many"):
+        train(tracked(tmp_path, "wandb", seeds=(1, 2)))
+    assert wandb.runs[0]["finished"] == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_new_run_in_the_place_of_an_old_one_is_another_run(
+    tmp_path: Path, wandb: FakeWandb
+) -> None:
+    for _ in range(2):
+        shutil.rmtree(train(tracked(tmp_path, "wandb")).run_dir)
+    first, second = (made["keywords"]["id"] for made in wandb.runs)
+    assert first != second
+
+
 def test_seeds_of_a_group_are_runs_of_their_own(tmp_path: Path, wandb: FakeWandb) -> None:
     train(tracked(tmp_path, "wandb", seeds=(1, 2)))
     assert [made["keywords"]["name"] for made in wandb.runs] == ["run-seed_1", "run-seed_2"]
@@ -157,6 +234,7 @@ def test_a_service_that_cannot_be_opened_is_one_sentence(
 def test_a_missing_package_is_one_sentence_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     config = write_tiny(tmp_path, trackers=["wandb"])
     sentence = run_cli("train", "-c", config).sentence()

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rl_training.experiment.trackers import Tracker, tensorboard_tracker
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.trackers import Tracker, tensorboard_tracker, trackers_for
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -37,7 +40,8 @@ class MetricLogger:
             tensorboard: Write TensorBoard files too, when that is installed.
             resume_offset: Length of the JSON lines when the checkpoint was written; 0 starts anew.
             step: Step the run continues from; TensorBoard drops what came after it.
-            trackers: Services that get the metrics too.
+            trackers: Services that get the metrics too; a resumed run hands them its log so far,
+                and they leave out what they have.
         """
         self.path = folder / METRICS_FILE
         self._file = open(self.path, "ab")  # noqa: SIM115 - held open for the whole run
@@ -46,6 +50,8 @@ class MetricLogger:
             self._file.seek(resume_offset)
         board = tensorboard_tracker(folder / "tensorboard", step) if tensorboard else None
         self._trackers = [*([] if board is None else [board]), *trackers]
+        if trackers and resume_offset:
+            self._replay(folder, trackers)
 
     @property
     def offset(self) -> int:
@@ -59,9 +65,13 @@ class MetricLogger:
         self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         self._file.flush()
         if self._trackers:
-            named = {n if "/" in n else f"{kind}/{n}": value for n, value in values.items()}
-            for tracker in self._trackers:
-                tracker.log(named, step)
+            _hand_on(self._trackers, kind, step, values)
+
+    def _replay(self, folder: Path, trackers: Sequence[Tracker]) -> None:
+        for row in read_metrics(folder):
+            values = {n: v for n, v in row.items() if isinstance(v, (int, float)) and n != "step"}
+            if values:  # notes have none
+                _hand_on(trackers, row["kind"], row["step"], values)
 
     def log_notes(self, notes: Sequence[str]) -> None:
         """Write what there is to say about the run's data, one line of kind `note` each."""
@@ -83,6 +93,49 @@ class MetricLogger:
         trackers, self._trackers = self._trackers, []  # may be called twice
         for tracker in trackers:
             tracker.close()
+
+
+def open_loggers(
+    config: TrainConfig, run_dir: Path, folders: Sequence[Path], offsets: Sequence[int], step: int
+) -> list[MetricLogger]:
+    """Open the logs of a run's members, with the services it names.
+
+    Args:
+        config: The run's.
+        run_dir: Folder of the run; removed again when a new run's service cannot be opened.
+        folders: Folder of each member.
+        offsets: Length of each member's JSON lines in its checkpoint; none begins a new run.
+        step: Step the run begins at.
+
+    Raises:
+        RLTrainingError: When a new run's service cannot be opened.
+    """
+    is_new = not (folders[0] / METRICS_FILE).exists()
+    with ExitStack() as undo:
+        if is_new:
+            undo.callback(shutil.rmtree, run_dir, ignore_errors=True)
+        trackers = trackers_for(config, folders, is_new=is_new)
+        undo.pop_all()
+    return [
+        MetricLogger(
+            folder,
+            tensorboard=config.tensorboard,
+            resume_offset=offset,
+            step=step,
+            trackers=services,
+        )
+        for folder, offset, services in zip(
+            folders, offsets or [0] * len(folders), trackers, strict=True
+        )
+    ]
+
+
+def _hand_on(
+    trackers: Sequence[Tracker], kind: str, step: int, values: Mapping[str, float]
+) -> None:
+    named = {n if "/" in n else f"{kind}/{n}": value for n, value in values.items()}
+    for tracker in trackers:
+        tracker.log(named, step)
 
 
 def read_metrics(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:

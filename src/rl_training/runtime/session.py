@@ -19,9 +19,8 @@ from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import MetricLogger
+from rl_training.experiment.logging import MetricLogger, open_loggers
 from rl_training.experiment.runs import member_folders, run_lock
-from rl_training.experiment.trackers import trackers_for
 from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.clock import Clock
@@ -130,16 +129,7 @@ class Session:
         step = self.clock.step.value
         self._previous = self.state.step = self.state.start_step = step
         offsets = [loaded.header["log_offset"] for loaded in self._restore_from]
-        self._loggers = [
-            MetricLogger(
-                folder,
-                tensorboard=self.config.tensorboard,
-                resume_offset=offsets[index] if offsets else 0,
-                step=step,
-                trackers=trackers_for(self.config, index, folder, step),
-            )
-            for index, folder in enumerate(self._folders)
-        ]
+        self._loggers = open_loggers(self.config, self.run_dir, self._folders, offsets, step)
         self.has_begun = True
         for logger in self._loggers if not offsets else ():
             logger.log_notes(notes)
