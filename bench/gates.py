@@ -157,7 +157,7 @@ GATES: tuple[Gate, ...] = (
         "algo_kwargs.eval_interval=500",
         data=_EXPERT,
     ),
-    _pendulum("cql/pendulum", 6_000, -200.0, "medium", data=_MIXED),
+    _pendulum("cql/pendulum", 6_000, -300.0, "medium", data=_MIXED),
     _pendulum("iql/pendulum", 12_000, -200.0, "medium", data=_MIXED),
     _pendulum("td3_bc/pendulum", 12_000, -200.0, "medium", data=_MIXED),
     _cartpole(
