@@ -53,8 +53,8 @@ def plot(record: Record) -> str:
 
 
 def _alt(record: Record) -> str:
-    final = "above" if record.met else "not above"
-    return f"{record.gate}: return over steps; every seed ends {final} the bar of {record.bar:g}"
+    who = "every seed" if record.met else "not every seed"
+    return f"{record.gate}: return over steps; {who} ends above the bar of {record.bar:g}"
 
 
 def section(folder: Path, records: Mapping[str, Record], gates: Sequence[Gate] = GATES) -> str:

@@ -14,7 +14,7 @@ import pytest
 from helpers.tiny import run_cli, tiny_config, write_tiny
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logging import METRICS_FILE, open_loggers, read_metrics
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
 
@@ -174,6 +174,21 @@ def test_a_service_that_cannot_be_opened_again_does_not_keep_a_run_from_going_on
     assert said == [
         "wandb cannot be used here (TimeoutError: nobody answers); the run goes on without it"
     ]
+
+
+def test_a_run_without_its_log_is_no_new_one_and_never_removed(
+    tmp_path: Path, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(tracked(tmp_path, "wandb")).run_dir
+    (run / METRICS_FILE).unlink()
+
+    def refuse(**_: Any) -> None:
+        raise OSError("no log-in")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    for logger in open_loggers(tracked(tmp_path, "wandb"), run, [run], [0], 40):
+        logger.close()
+    assert list((run / "checkpoints").iterdir())
 
 
 def test_a_group_whose_second_service_is_refused_closes_the_first_and_leaves_nothing(

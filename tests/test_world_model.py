@@ -12,9 +12,10 @@ from rl_training.errors import SpecMismatch
 from rl_training.models.conv import StackedConvTranspose2d
 from rl_training.models.dreamer import SIZES, DreamerActor, DreamerCritic, LatentKind, WorldModel
 from rl_training.models.latents import one_hot_argmax
+from rl_training.models.layers import BLOCK_ROWS
 from rl_training.models.normed import scaled_init
 from rl_training.models.rssm import RSSMState
-from rl_training.models.world_encoders import halvings
+from rl_training.models.world_encoders import BLOCK_IMAGES, halvings
 from rl_training.rng import Rng
 
 KINDS: tuple[LatentKind, ...] = ("categorical", "gaussian")
@@ -33,6 +34,27 @@ def sequence(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     first = torch.zeros(S, B, T, dtype=torch.bool)
     first[:, :, 0] = True
     return obs, action, first
+
+
+def test_a_large_batch_in_blocks_is_what_it_is_at_once() -> None:
+    world = model(obs_shape=(1, 8, 8))
+    images = torch.randint(256, (S, 2 * BLOCK_IMAGES + 3, 1, 8, 8), dtype=torch.uint8)
+    rows = torch.randn(S, 2 * BLOCK_ROWS + 3, world.feature_dim, requires_grad=True)
+    few = rows[:, : 2 * BLOCK_IMAGES + 3]
+    given: list[tuple[Any, Tensor]] = [
+        (world.encoder, images),
+        (world.decoder, few),
+        (world.reward_head, rows),
+    ]
+    for network, x in given:
+        made, whole = network(x), network._whole(x)
+        torch.testing.assert_close(made, whole)
+        weight = torch.randn_like(made)
+        parameters = list(network.parameters())
+        blocks, once = (
+            torch.autograd.grad((weight * out).sum(), parameters) for out in (made, whole)
+        )
+        torch.testing.assert_close(blocks, once, rtol=1e-4, atol=1e-3)
 
 
 @every_kind

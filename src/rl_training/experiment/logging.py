@@ -110,7 +110,8 @@ def open_loggers(
     Raises:
         RLTrainingError: When a new run's service cannot be opened.
     """
-    is_new = not (folders[0] / METRICS_FILE).exists()
+    # A run with a checkpoint is never new, even if somebody has removed its log.
+    is_new = not offsets and not (folders[0] / METRICS_FILE).exists()
     with ExitStack() as undo:
         if is_new:
             undo.callback(shutil.rmtree, run_dir, ignore_errors=True)
