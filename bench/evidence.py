@@ -43,7 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help=f"how it runs on this machine: {', '.join(CIRCUMSTANCES)}",
     )
-    add("--missing", action="store_true", help="only gates that have no record yet")
+    add("--missing", action="store_true", help="only gates not measured as they stand now")
     add("--render", action="store_true", help="run nothing, only render the records")
     return parser
 
@@ -63,8 +63,8 @@ def _run(options: argparse.Namespace) -> int:
     seeds = None if options.seeds is None else parse_seeds(options.seeds)
     _check_circumstances(options.circumstances)
     if options.missing:
-        known = read_records(options.out)
-        gates = tuple(gate for gate in gates if gate.preset not in known)
+        known = {name: record.trained for name, record in read_records(options.out).items()}
+        gates = tuple(gate for gate in gates if known.get(gate.preset) != gate.trained())
     chosen = [] if options.render else _runnable(gates, data)
     for gate in chosen:  # a wrong setting is told now, not after the gates before it
         gate.config(data, seeds or gate.seeds, options.circumstances)

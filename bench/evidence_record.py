@@ -77,6 +77,8 @@ class Record(StrictModel):
     env_id: str
     settings: Texts
     """What differs from the preset, with the plain name of the data."""
+    trained: dict[str, Any]
+    """All settings that were given, see `Gate.trained`."""
     data_digest: str | None
     """Beginning of the SHA-256 of the data's file."""
     circumstances: Texts
@@ -134,6 +136,7 @@ def measure(
         gate=gate.preset,
         env_id=config.env_id,
         settings=gate.overrides(gate.data),
+        trained=gate.trained(),
         data_digest=_digest(data, gate.data),
         circumstances=tuple(circumstances),
         commands=gate.commands(chosen, circumstances),

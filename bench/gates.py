@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config
@@ -70,6 +70,15 @@ class Gate:
         path = None if folder is None or self.data is None else str(folder / self.data)
         changes = {"seeds": list(seeds), "total_timesteps": self.steps, "run_name": self.slug}
         return load_config(self.preset, (*self.overrides(path), *circumstances), changes)
+
+    def trained(self) -> dict[str, Any]:
+        """Return the task and all settings that are given, the preset's among them.
+
+        By this a record is known to be of the gate as it stands: presets change.
+        """
+        config = load_config(self.preset, self.overrides(self.data))
+        names = ("env_kwargs", "num_envs", "algo_kwargs")
+        return {name: getattr(config, name) for name in names}
 
     def commands(self, seeds: Sequence[int], circumstances: Sequence[str] = ()) -> tuple[str, ...]:
         """Return what a user types to train the same runs, and to evaluate each seed."""
@@ -179,7 +188,7 @@ GATES: tuple[Gate, ...] = (
         data=_EXPERT,
         data_key="expert_dataset",
     ),
-    Gate(preset="dreamer/catch", steps=12_000, bar=0.9, random=_CATCH, cost="long"),
+    Gate(preset="dreamer/catch", steps=8_000, bar=0.9, random=_CATCH, cost="long"),
 )
 
 

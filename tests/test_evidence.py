@@ -263,6 +263,7 @@ def test_a_committed_record_is_of_the_gate_as_it_stands(gate: Gate) -> None:
         gate.random,
         gate.overrides(gate.data),
     )
+    assert record.trained == gate.trained(), f"run: python -m bench.evidence {gate.preset}"
     # A rollout that has begun is finished.
     assert gate.steps <= record.steps <= gate.steps * 1.02
     seeds = [seed.seed for seed in record.seeds]
@@ -296,6 +297,10 @@ def test_a_gate_is_run_recorded_and_rendered(
     assert record_path(out, TINY).read_text() == before
     assert (out / "dqn-cartpole.svg").is_file()
     assert page.read_text() == text
+    wider = replace(TINY, settings=(*SETTINGS, "algo_kwargs.hidden_sizes=[24]"))
+    monkeypatch.setattr(bench.evidence, "find_gates", lambda names: (wider,))
+    assert main([*arguments, "--missing"]) == 0
+    assert read_records(out)[TINY.preset].trained["algo_kwargs"]["hidden_sizes"] == [24]
     monkeypatch.setattr(bench.evidence, "find_gates", lambda names: (replace(TINY, bar=501.0),))
     assert main(arguments) == 1
     assert "bar 501 MISSED" in capsys.readouterr().out
