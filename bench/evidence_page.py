@@ -109,7 +109,7 @@ def _part(folder: Path, gate: Gate, record: Record) -> list[str]:
         "",
         f"![{_alt(record)}]({(folder / gate.slug).as_posix()}.svg)",
         "",
-        f"{record.env_id}; a random policy gets {format_number(record.random)}.{data} "
+        f"{record.trained['env_id']}; a random policy gets {format_number(record.random)}.{data} "
         f"{_machine(record)}",
         "",
         "```bash",

@@ -74,11 +74,10 @@ class Record(StrictModel):
 
     gate: str
     """The preset."""
-    env_id: str
     settings: Texts
     """What differs from the preset, with the plain name of the data."""
     trained: dict[str, Any]
-    """All settings that were given, see `Gate.trained`."""
+    """Task, budget and all settings that were given, see `Gate.trained`."""
     data_digest: str | None
     """Beginning of the SHA-256 of the data's file."""
     circumstances: Texts
@@ -124,6 +123,7 @@ def measure(
     """
     chosen = tuple(seeds or gate.seeds)
     config = gate.config(data, chosen, circumstances).replace(output_dir=str(runs))
+    given = gate.trained()  # now: somebody may edit the preset while this runs
     start = _cpu_times()
     result = train(config)
     seconds, busy, own = np.subtract(_cpu_times(), start).tolist()
@@ -134,9 +134,8 @@ def measure(
     final = over_seeds([seed.mean for seed, _ in trained])
     return Record(
         gate=gate.preset,
-        env_id=config.env_id,
         settings=gate.overrides(gate.data),
-        trained=gate.trained(),
+        trained=given,
         data_digest=_digest(data, gate.data),
         circumstances=tuple(circumstances),
         commands=gate.commands(chosen, circumstances),

@@ -72,12 +72,13 @@ class Gate:
         return load_config(self.preset, (*self.overrides(path), *circumstances), changes)
 
     def trained(self) -> dict[str, Any]:
-        """Return the task and all settings that are given, the preset's among them.
+        """Return task, budget and all settings that are given, the preset's among them.
 
         By this a record is known to be of the gate as it stands: presets change.
         """
-        config = load_config(self.preset, self.overrides(self.data))
-        names = ("env_kwargs", "num_envs", "algo_kwargs")
+        changes = {"total_timesteps": self.steps}
+        config = load_config(self.preset, self.overrides(self.data), changes)
+        names = ("env_id", "env_kwargs", "num_envs", "total_timesteps", "algo_kwargs")
         return {name: getattr(config, name) for name in names}
 
     def commands(self, seeds: Sequence[int], circumstances: Sequence[str] = ()) -> tuple[str, ...]:

@@ -298,9 +298,10 @@ def test_a_gate_is_run_recorded_and_rendered(
     assert (out / "dqn-cartpole.svg").is_file()
     assert page.read_text() == text
     wider = replace(TINY, settings=(*SETTINGS, "algo_kwargs.hidden_sizes=[24]"))
-    monkeypatch.setattr(bench.evidence, "find_gates", lambda names: (wider,))
-    assert main([*arguments, "--missing"]) == 0
-    assert read_records(out)[TINY.preset].trained["algo_kwargs"]["hidden_sizes"] == [24]
+    for other in (wider, replace(TINY, steps=48)):  # what is known is of another gate
+        monkeypatch.setattr(bench.evidence, "find_gates", lambda names, gate=other: (gate,))
+        assert main([*arguments, "--missing"]) == 0
+        assert read_records(out)[TINY.preset].trained == other.trained()
     monkeypatch.setattr(bench.evidence, "find_gates", lambda names: (replace(TINY, bar=501.0),))
     assert main(arguments) == 1
     assert "bar 501 MISSED" in capsys.readouterr().out
