@@ -55,6 +55,8 @@ class FQFConfig(QuantileConfig):
     """Weight of the entropy of the widths, which holds them apart; 0 leaves them to the error."""
     uniform_share: Annotated[float, Field(ge=0, lt=1)] = 0.02
     """Share of equal widths in every proposal: none is below this over N; 0 has no guard."""
+    weighted_target: bool = True
+    """Weigh each target quantile by the width of its interval; false is the paper's loss."""
     correct_crossing: bool = False
     """Use absolute differences in the fractions' gradient, which crossing quantiles need."""
 
@@ -114,8 +116,15 @@ class FQF(QuantileLearner):
                 at_taus = of_action(network.quantiles(embedding, inner), batch.action)
         with torch.no_grad(), self.noise(network, self.target_network):
             next_quantiles = self.next_quantiles(batch.next_obs, fractions.tau_hats)
+        widths = fractions.widths
         loss, metrics, priority = self.regress(
-            batch, hats, fractions.tau_hats, next_quantiles, widths=fractions.widths
+            batch,
+            hats,
+            fractions.tau_hats,
+            next_quantiles,
+            widths=widths,
+            # The target is read at the same fractions, so its quantiles have the same widths.
+            target_weight=widths if self.config.weighted_target else None,
         )
         gradient = fraction_gradient(
             at_taus, hats.detach(), correct_crossing=self.config.correct_crossing

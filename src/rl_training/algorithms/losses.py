@@ -38,7 +38,13 @@ def expectile_loss(error: Tensor, expectile: float | Tensor) -> Tensor:
     return (expectile - below).abs() * error.square()
 
 
-def quantile_huber(prediction: Tensor, target: Tensor, tau: Tensor, kappa: float) -> Tensor:
+def quantile_huber(
+    prediction: Tensor,
+    target: Tensor,
+    tau: Tensor,
+    kappa: float,
+    target_weight: Tensor | None = None,
+) -> Tensor:
     """Quantile Huber loss per sample (Eq. 10 of arXiv:1710.10044), `[...]`.
 
     `|tau_i - 1(u < 0)| L(u) / kappa` with u = target_j - prediction_i and L the Huber function:
@@ -49,6 +55,7 @@ def quantile_huber(prediction: Tensor, target: Tensor, tau: Tensor, kappa: float
         target: Samples or quantiles of the target distribution `[..., M]`.
         tau: Fractions of the predictions, broadcast to `[..., N]`.
         kappa: Width of the quadratic part; 0 gives the plain quantile loss `|tau - 1(u < 0)| |u|`.
+        target_weight: Probability of each target `[..., M]`; without it all are equally likely.
     """
     error = target.unsqueeze(-2) - prediction.unsqueeze(-1)  # [..., N, M]
     size = error.abs()
@@ -56,7 +63,10 @@ def quantile_huber(prediction: Tensor, target: Tensor, tau: Tensor, kappa: float
         near = size.clamp(max=kappa)
         size = near * (size - 0.5 * near) / kappa
     below = (error.detach() < 0).to(error.dtype)
-    return ((tau.unsqueeze(-1) - below).abs() * size).mean(-1).sum(-1)
+    each = (tau.unsqueeze(-1) - below).abs() * size  # [..., N, M]
+    if target_weight is None:
+        return each.mean(-1).sum(-1)
+    return (each * target_weight.unsqueeze(-2)).sum((-2, -1))
 
 
 def gae(

@@ -46,6 +46,7 @@ class QuantileLearner(ValueBased):
         next_quantiles: Tensor,
         *,
         widths: Tensor | None = None,
+        target_weight: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Return the loss `[S]`, metrics, and the loss per sample as priorities `[S, B]`.
 
@@ -55,10 +56,11 @@ class QuantileLearner(ValueBased):
             tau: Their fractions, broadcast to `[S, B, N]`.
             next_quantiles: Of the return from s' on, `[S, B, M]`, without gradient.
             widths: Probability of each quantile `[S, B, N]`; all the same without.
+            target_weight: Probability of each target `[S, B, M]`; all the same without.
         """
         reward, discount = batch.reward.unsqueeze(-1), batch.discount.unsqueeze(-1)
         target = td_target(reward, discount, next_quantiles)  # [S, B, M]
-        each = quantile_huber(quantiles, target, tau, self.config.kappa)  # [S, B]
+        each = quantile_huber(quantiles, target, tau, self.config.kappa, target_weight)  # [S, B]
         value, goal = expectation(quantiles.detach(), widths), expectation(target, widths)
         metrics = {"q_value_mean": value, "target_mean": goal}
         metrics["td_error_mean"] = (value - goal).abs()
