@@ -159,6 +159,7 @@ def _our_sides(row: Row, options: Options, environment: dict[str, str]) -> Itera
             threads=options.threads,
             accelerate=accelerate,
             precision=row.precision,
+            vector_mode=row.vector_mode,
         )
         command = [sys.executable, "-m", "bench.worker", "bench.ours", row.work]
         yield Side(accelerate, command, settings, environment)

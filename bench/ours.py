@@ -116,6 +116,7 @@ def _train(pace: Pace, num_envs: int, algo: str, algo_kwargs: dict[str, Any]) ->
             threads=settings.threads,
             accelerate=settings.accelerate,
             precision=settings.precision,
+            vector_mode=settings.vector_mode,
             output_dir=folder,
             algo_kwargs=algo_kwargs | {"eval_interval": 0},
         )

@@ -12,6 +12,7 @@ from typing import Literal, TextIO
 
 Accelerate = Literal["off", "compile", "graph"]
 Precision = Literal["fp32", "tf32", "bf16"]
+VectorMode = Literal["auto", "sync"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class WorkSettings:
     threads: int = 1
     accelerate: Accelerate = "off"
     precision: Precision = "fp32"
+    vector_mode: VectorMode = "auto"
 
 
 class Pace:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from bench.pace import Accelerate, Precision
+from bench.pace import Accelerate, Precision, VectorMode
 
 Group = Literal["cpu", "gpu"]
 
@@ -53,6 +53,8 @@ class Row:
     """Values of `accelerate` that we run with; the last one is what the bar is about."""
     precision: Precision = "fp32"
     """Precision of our side."""
+    vector_mode: VectorMode = "auto"
+    """How our side steps environments; `sync` is Gymnasium's own class, as peers step it."""
     peers: tuple[str, ...] = ()
     algos: tuple[str, ...] = ()
     """Algorithms of an accelerator row; empty leaves them to the command line."""
@@ -71,6 +73,17 @@ def _with_bf16(row: Row, bar: float = 2.0) -> tuple[Row, Row]:
         precision="bf16",
     )
     return row, bf16
+
+
+def _with_sync(row: Row) -> tuple[Row, Row]:
+    """The row, and the same with Gymnasium's own environment on both sides."""
+    sync = replace(
+        row,
+        name=f"{row.name}-sync",
+        what=f"{row.name} with Gymnasium's own CartPole-v1 on our side too (`vector_mode: sync`)",
+        vector_mode="sync",
+    )
+    return row, sync
 
 
 def _offline_rows(algo: str, what: str, chunk: int, fp32: float) -> tuple[Row, Row]:
@@ -178,43 +191,51 @@ _ALL = (
     *_with_bf16(_ROLLOUT),
     *_with_bf16(_PETS_ACTION),
     *_with_bf16(_DREAMER),
-    Row(
-        name="dqn",
-        what="DQN on CartPole-v1, the whole loop: 64x64, batch 64, one update a step",
-        unit="env steps/s",
-        bar=Bar("ratio", 3.0),
-        work="dqn",
-        chunk=3_000,
-        peers=("sb3",),
+    *_with_sync(
+        Row(
+            name="dqn",
+            what="DQN on CartPole-v1, the whole loop: 64x64, batch 64, one update a step",
+            unit="env steps/s",
+            bar=Bar("ratio", 3.0),
+            work="dqn",
+            chunk=3_000,
+            peers=("sb3",),
+        )
     ),
-    Row(
-        name="qr_dqn",
-        what="QR-DQN on CartPole-v1, the whole loop: sizes of `dqn`, 50 quantiles",
-        unit="env steps/s",
-        bar=Bar("ratio", 3.0),
-        work="qr_dqn",
-        chunk=2_000,
-        peers=("sb3",),
+    *_with_sync(
+        Row(
+            name="qr_dqn",
+            what="QR-DQN on CartPole-v1, the whole loop: sizes of `dqn`, 50 quantiles",
+            unit="env steps/s",
+            bar=Bar("ratio", 3.0),
+            work="qr_dqn",
+            chunk=2_000,
+            peers=("sb3",),
+        )
     ),
     *_quantile_rows("iqn", 8),
     *_quantile_rows("fqf", 32),
-    Row(
-        name="ppo",
-        what="PPO on CartPole-v1, the whole loop: 8 environments, 128 steps, 4 epochs of 256",
-        unit="env steps/s",
-        bar=Bar("ratio", 4.0),
-        work="ppo",
-        chunk=40_960,
-        peers=("sb3",),
+    *_with_sync(
+        Row(
+            name="ppo",
+            what="PPO on CartPole-v1, the whole loop: 8 environments, 128 steps, 4 epochs of 256",
+            unit="env steps/s",
+            bar=Bar("ratio", 4.0),
+            work="ppo",
+            chunk=40_960,
+            peers=("sb3",),
+        )
     ),
-    Row(
-        name="gail",
-        what="GAIL on CartPole-v1, the whole loop: PPO's sizes, 8 discriminator updates a rollout",
-        unit="env steps/s",
-        bar=Bar("ratio", 3.0),
-        work="gail",
-        chunk=20_480,
-        peers=("imitation",),
+    *_with_sync(
+        Row(
+            name="gail",
+            what="GAIL on CartPole-v1, the whole loop: PPO's sizes, 8 updates of the discriminator",
+            unit="env steps/s",
+            bar=Bar("ratio", 3.0),
+            work="gail",
+            chunk=20_480,
+            peers=("imitation",),
+        )
     ),
     Row(
         name="package",

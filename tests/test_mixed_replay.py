@@ -10,14 +10,21 @@ import torch
 from torch import Tensor
 
 from helpers.datasets import TOY, toy_data
+from rl_training.algorithms.rlpd import RLPDConfig
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.dataset_blocks import RowSource
 from rl_training.data.dataset_buffer import DatasetBuffer
 from rl_training.data.dataset_view import view_of
-from rl_training.data.mixed_replay import MixedPrioritizedReplayBuffer, MixedReplayBuffer, WithPrior
+from rl_training.data.mixed_replay import (
+    MixedPrioritizedReplayBuffer,
+    MixedReplayBuffer,
+    UnionReplayBuffer,
+    WithPrior,
+)
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.validation import parse
 
 OWN = 1000.0
 """Every entry of an own observation is at least this; those of the dataset are small."""
@@ -75,6 +82,30 @@ def test_before_there_is_experience_batches_are_of_the_dataset_alone() -> None:
     assert not own_rows(replay.sample(8)).any()
     add_step(replay)
     assert own_rows(replay.sample(8)).sum() == 6
+
+
+def test_the_union_draws_every_row_of_data_and_experience_equally_often() -> None:
+    prior = DatasetBuffer(learner_data(), seeds=(1, 2))
+    replay = UnionReplayBuffer(50, (3,), (2,), seeds=(1, 2), prior=prior)
+    rows = len(prior)
+    assert not own_rows(replay.sample(64)).any(), "without experience it is the dataset alone"
+    for number in range(2 * rows):  # the ring keeps the newest 50
+        add_step(replay, number)
+    share = len(replay) / (len(replay) + rows)
+    batch = replay.sample(20_000)
+    torch.testing.assert_close(
+        own_rows(batch).float().mean(1), torch.full((2,), share), atol=0.02, rtol=0
+    )
+    assert len(batch.obs[0, :, 0].unique()) == len(replay) + rows, "every row is drawn"
+    assert (batch.next_obs[own_rows(batch)] == batch.obs[own_rows(batch)] + 1).all()
+    assert replay.prior_rows(100) == round(100 * (1 - share))
+
+
+def test_the_union_is_not_drawn_by_priority() -> None:
+    settings = {"dataset_kind": "random", "offline_batch_ratio": "union"}
+    RLPDConfig(**settings)
+    with pytest.raises(ConfigError, match="offline_batch_ratio union draws uniformly"):
+        parse(RLPDConfig, settings | {"prioritized": True})
 
 
 def test_without_prior_rows_the_draws_are_those_of_a_plain_replay() -> None:

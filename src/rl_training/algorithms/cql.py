@@ -52,7 +52,8 @@ class CQLConfig(SACSettings, OfflineToOnlineConfig):
     cql_temperature: PositiveFloat = 1.0
     """Temperature of the log-sum-exp."""
     cql_target_gap: PositiveFloat | None = None
-    """Gap that a learned multiplier holds the penalty at (Eq. 30); null keeps `cql_alpha` fixed."""
+    """Gap that a learned multiplier holds the penalty at (Eq. 30); null keeps `cql_alpha` fixed.
+    The authors' threshold of 5 is on the penalty times their weight of 5, so it is a gap of 1."""
     backup: Literal["deterministic", "entropy", "max"] = "deterministic"
     """Target: min Q, min Q with the entropy term of SAC, or the largest of several actions."""
     bc_warmup_updates: NonNegativeInt = 0

@@ -6,16 +6,17 @@ from pydantic import model_validator
 
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.offline_config import OfflineConfig
-from rl_training.algorithms.prior_config import PriorDataConfig, require_on_device
+from rl_training.algorithms.prior_config import BatchRatio, PriorDataConfig, require_on_device
 from rl_training.algorithms.replay_config import ReplaySettings
-from rl_training.validation import Fraction, NonNegativeInt, PositiveInt, StrictModel
+from rl_training.validation import NonNegativeInt, PositiveInt, StrictModel
 
 
 class OnlineSettings(StrictModel):
     """How an offline learner goes on online; units are environment steps per seed."""
 
-    offline_batch_ratio: Fraction = 0.5
-    """Share of every batch that is drawn from the dataset; 0 learns from new experience alone."""
+    offline_batch_ratio: BatchRatio = 0.5
+    """Share of every batch that is drawn from the dataset: 0 learns from new experience alone;
+    `union` draws uniformly from dataset and experience together."""
     buffer_capacity: PositiveInt = 1_000_000
     """New transitions kept; the oldest are overwritten."""
     learning_starts: NonNegativeInt = 1_000

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import model_validator
 
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.data.dataset_config import DatasetSettings, DatasetStorage
 from rl_training.validation import Fraction, NonNegativeInt
+
+BatchRatio = Fraction | Literal["union"]
+"""Share of a batch from recorded data, or draws from the union of data and experience."""
 
 
 class PriorDataConfig(DatasetSettings, ReplayConfig):
@@ -15,14 +20,20 @@ class PriorDataConfig(DatasetSettings, ReplayConfig):
     What is done to the rewards of the prior data is done to those of the task as well.
     """
 
-    offline_batch_ratio: Fraction = 0.5
-    """Share of every batch that is drawn from the prior data; 0 ignores it, 1 uses nothing else."""
+    offline_batch_ratio: BatchRatio = 0.5
+    """Share of every batch that is drawn from the prior data: 0 ignores it, 1 uses nothing else;
+    `union` draws uniformly from prior data and experience together."""
     offline_pretrain_updates: NonNegativeInt = 0
     """Updates on the prior data alone, before the first environment step."""
 
     @model_validator(mode="after")
-    def _rows_lie_on_the_device(self) -> PriorDataConfig:
+    def _rows_can_be_drawn(self) -> PriorDataConfig:
         require_on_device(self.dataset_storage)
+        if self.offline_batch_ratio == "union" and self.prioritized:
+            raise ValueError(
+                "offline_batch_ratio union draws uniformly, so prioritized must be false; give a "
+                "share between 0 and 1 to draw the run's own rows by priority"
+            )
         return self
 
 

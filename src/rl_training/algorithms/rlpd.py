@@ -7,7 +7,8 @@ against the least of a random subset of their targets (Sec. 4.3, Algorithm 1).
 
 Deviations: each update draws its own batch, where the authors draw one large batch per environment
     step and slice it: rows are drawn with replacement either way; weights start from the package's
-    uniform distribution, not Glorot's.  Updates of `offline_pretrain_updates` (0 in the paper) are
+    uniform distribution, not Glorot's; the temperature's loss is SAC's, linear in log(alpha), the
+    authors' is linear in alpha.  Updates of `offline_pretrain_updates` (0 in the paper) are
     made on prior rows alone and count as updates of the critics.
 """
 

@@ -2,7 +2,8 @@
 
 RLPD puts rows of a fixed dataset beside the run's own experience (symmetric sampling, Sec. 4.1 of
 arXiv:2302.02948), MOPO and MBPO real rows beside imagined ones.  Every batch has the same share of
-each; as long as there are no rows of one's own, batches hold those of the other buffer alone.
+each, or is drawn from the union of a dataset and experience; as long as there are no rows of one's
+own, batches hold those of the other buffer alone.
 
 Shapes: S seeds, B batch, n environments per seed.
 """
@@ -117,8 +118,49 @@ class MixedReplayBuffer(WithPrior):
     """Uniform draws from both."""
 
 
+class UnionReplayBuffer(WithPrior):
+    """Uniform draws from the union of both: the dataset's share falls as experience grows.
+
+    As if the dataset had been put into the replay before the first step, which is how the authors
+    of IQL (arXiv:2110.06169) go on online.
+    """
+
+    def __init__(self, *arguments: Any, prior: DatasetBuffer, **options: Any):
+        """Allocate the storage; arguments are those of `WithPrior` but the ratio."""
+        super().__init__(*arguments, prior=prior, prior_ratio=1.0, **options)
+
+    def other_rows(self, batch_size: int) -> int:
+        """Return how many rows of a batch come from the dataset on average."""
+        prior = len(self.prior)
+        return round(batch_size * prior / (prior + len(self)))
+
+    def sample(self, batch_size: int) -> TransitionBatch:
+        """Draw rows of the union; which of the two a row is from is drawn for each by itself."""
+        if not len(self):
+            return self.prior.sample(batch_size)
+        own, prior = ReplayBuffer.sample(self, batch_size), self.prior.sample(batch_size)
+        row = self.rng.uniform(batch_size) * (len(self.prior) + self._size.tensor)
+        return _chosen(row < len(self.prior), prior, own)
+
+    def update_priorities(self, index: Tensor, priority: Tensor) -> None:
+        """Draws are uniform, so priorities have no use."""
+
+
 class MixedPrioritizedReplayBuffer(WithPrior, PrioritizedReplayBuffer):
     """Uniform draws from the dataset, prioritized ones from the run's own rows."""
+
+
+FIELDS = ("obs", "action", "reward", "next_obs", "discount", "index")
+
+
+def _chosen(mask: Tensor, first: TransitionBatch, second: TransitionBatch) -> TransitionBatch:
+    """Take each row from the first batch where `mask` `[S, B]` holds, else from the second."""
+
+    def pick(name: str) -> Tensor:
+        left, right = getattr(first, name), getattr(second, name)
+        return torch.where(mask.view(*mask.shape, *[1] * (left.ndim - 2)), left, right)
+
+    return TransitionBatch(**{name: pick(name) for name in FIELDS})
 
 
 def _joined(first: TransitionBatch, second: TransitionBatch) -> TransitionBatch:
@@ -132,7 +174,6 @@ def _joined(first: TransitionBatch, second: TransitionBatch) -> TransitionBatch:
         for batch in (first, second)
     ]
     weighted = first.weight is not None or second.weight is not None
-    fields = ("obs", "action", "reward", "next_obs", "discount", "index")
     return TransitionBatch(
-        **{name: both(name) for name in fields}, weight=torch.cat(weights, 1) if weighted else None
+        **{name: both(name) for name in FIELDS}, weight=torch.cat(weights, 1) if weighted else None
     )

@@ -21,7 +21,11 @@ from rl_training.data.dataset_view import DatasetView
 from rl_training.data.expert_config import ExpertSettings, load_expert
 from rl_training.data.frame_replay import FrameReplayBuffer, PrioritizedFrameReplayBuffer
 from rl_training.data.mapped_buffer import MappedBuffer
-from rl_training.data.mixed_replay import MixedPrioritizedReplayBuffer, MixedReplayBuffer
+from rl_training.data.mixed_replay import (
+    MixedPrioritizedReplayBuffer,
+    MixedReplayBuffer,
+    UnionReplayBuffer,
+)
 from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
 from rl_training.data.recurrent_replay import SHARE_OF_STARTS, RecurrentReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -60,7 +64,10 @@ def make_replay(
         kind = MixedPrioritizedReplayBuffer if config.prioritized else MixedReplayBuffer
         rows = open_prior(config, spec, device) if prior is None else prior
         extra["prior"] = dataset_buffer(rows, config, seeds, device)
-        extra["prior_ratio"] = config.offline_batch_ratio
+        if config.offline_batch_ratio == "union":
+            kind = UnionReplayBuffer
+        else:
+            extra["prior_ratio"] = config.offline_batch_ratio
     return _replay(kind, extra, config, spec, num_envs=num_envs, seeds=seeds, device=device)
 
 
