@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: train test check docs learn evidence faults bench clean
+.PHONY: train test check check-portable docs learn evidence faults bench clean
 
 train: $(STAMP)  ## Train SAC on Pendulum-v1 until it is solved, and say what to do next.
 	@$(BIN)/rl-training train --config sac/pendulum_first_run
@@ -16,6 +16,23 @@ check: $(STAMP)  ## Formatting, lint and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# Other processors round differently.  These tests compute or learn something, so they run again with
+# fewer instructions (no AVX at all; AVX2) and one or two threads: PORTABLE="default:1" is what CI adds.
+PORTABLE ?= default:1 default:2 avx2:1 avx2:2
+PORTABLE_TESTS := tests/test_*_update.py tests/contract/test_contract_learner.py tests/faults/test_golden_traces.py \
+	$(foreach name,losses layers heads optim planners dreamer_math dreamer_health world_model encoders noisy_networks \
+	normalizer dynamics_fit dynamics_rollout mopo_dynamics_model fqe offline_evaluation statistics rng fused_mlp \
+	probe_environments mixed_replay prioritized_replay,tests/test_$(name).py)
+check-portable: $(STAMP)  ## Maths, golden traces and small learning tests as other processors compute them.
+	@set -e; for pair in $(PORTABLE); do \
+		level=$${pair%:*}; threads=$${pair#*:}; \
+		case $$level in default) mkl=SSE4_2; onednn=SSE41 ;; avx2) mkl=AVX2; onednn=AVX2 ;; \
+			*) echo "PORTABLE: $$pair is not default:THREADS or avx2:THREADS" >&2; exit 2 ;; esac; \
+		echo "== instructions: $$level, threads: $$threads"; \
+		ATEN_CPU_CAPABILITY=$$level MKL_ENABLE_INSTRUCTIONS=$$mkl ONEDNN_MAX_CPU_ISA=$$onednn \
+			OMP_NUM_THREADS=$$threads $(BIN)/python -m pytest -n 2 $(PORTABLE_TESTS); \
+	done
 
 docs: $(STAMP)  ## The documentation as a site in site/; a broken link is an error.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
