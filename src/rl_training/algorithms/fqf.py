@@ -9,8 +9,10 @@ Overrides: value_network, update_rest, td_loss, q_values.
 Deviations: `uniform_share` of equal widths is mixed into every proposal, so that no interval can
     vanish; the authors' code bounds the largest width by 0.98 instead.  `correct_crossing` keeps
     the boundary terms of the gradient right where learned quantiles cross.  Double Q-learning is
-    the default.  As in the authors' code the target is read at the fractions of the current
-    state, and fractions are those of the online network everywhere.
+    the default.  Each target quantile counts by the width of its interval: the paper's loss takes
+    all as equally likely, which is wrong where widths differ (`weighted_target: false` gives it).
+    As in the authors' code the target is read at the fractions of the current state, and fractions
+    are those of the online network everywhere.
 """
 
 from __future__ import annotations
