@@ -2,7 +2,7 @@
 
 The fast form kills every algorithm a few times.  The long form (`make faults`) kills each
 `RL_FAULTS_KILLS` times in runs of `RL_FAULTS_STEPS` steps, at random moments of wall-clock time and
-at random file operations, evaluations and restores.
+at random file operations, evaluations and restores; another `RL_FAULTS_SEED` draws others.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rl_training.runtime.workflows import resume_training
 
 KILLS = setting("KILLS", 15)
 STEPS = setting("STEPS", 1500)
+SEED = setting("SEED", 0)
 FILES = "rl_training.experiment.checkpoint_files"
 RESTORE = "rl_training.runtime.saving:Saver.restore"
 EVALUATE = "rl_training.runtime.evaluator:Evaluator._run_chunk"
@@ -60,7 +61,7 @@ def run_config(algo: str, folder: Path, name: str, steps: int, **changes: Any) -
 
 def plan(algo: str, kills: int, seconds: float) -> list[dict[str, Any]]:
     """Moments and points of death: half by the clock, half at a point of the code."""
-    chance = random.Random(f"{algo} {kills}")
+    chance = random.Random(f"{algo} {kills}" + (f" {SEED}" if SEED else ""))
     orders: list[dict[str, Any]] = [
         {"delay": chance.uniform(0.0, 1.6 * seconds / kills)} for _ in range(kills // 2)
     ]
