@@ -81,7 +81,7 @@ def check(
     from rl_training.data.dataset_check import as_record, check_dataset
 
     spec = _spec(env)
-    dataset = _load(source, kind, spec, size=size, seed=seed)
+    dataset = _load(source, kind, spec, size=size, seed=seed, mark_ends=False)
     findings = check_dataset(dataset, spec)
     faults = [finding for finding in findings if finding.level != "note"]
     if as_json:
@@ -200,6 +200,7 @@ def _load(
     size: int = 10_000,
     seed: int = 0,
     allow_nan: bool = True,
+    mark_ends: bool = True,
     unpack_into: Path | None = None,
 ) -> OfflineDataset:
     from rl_training.data.dataset_sources import kind_of_source, load_transition_dataset
@@ -216,6 +217,7 @@ def _load(
         seed=seed,
         env_spec=env_spec,
         allow_nan=allow_nan,
+        mark_ends=mark_ends,
         # An id that was only guessed to be one is not asked for on the network.
         download=kind is not None,
         unpack_into=unpack_into,

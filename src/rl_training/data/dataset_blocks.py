@@ -136,6 +136,25 @@ def _pieces(count: int, row_bytes: int) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
+def mean_and_deviation(
+    column: Array, parts: Sequence[Part]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return mean and standard deviation of each entry; parts count by their weight."""
+    total = sum(part.weight for part in parts)
+    kind = kind_of_column(column)
+    mean, square = np.zeros(kind.shape), np.zeros(kind.shape)
+    # Around the first row: squares of large numbers would lose the small differences.
+    centre = np.asarray(column[0], np.float64)
+    for part in parts:
+        share = part.weight / total / (part.stop - part.start)
+        for block in blocks(part.stop - part.start, kind.row_bytes):
+            rows = column[part.start :][block] - centre
+            mean += share * rows.sum(0)
+            square += share * (rows * rows).sum(0)
+    deviation = np.sqrt(np.maximum(square - mean * mean, 0.0))
+    return (mean + centre).astype(np.float32), deviation.astype(np.float32)
+
+
 def range_of(column: Array) -> tuple[Array, Array]:
     """Return smallest and largest value of each entry, NaN left out where there are others."""
     found = [

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.data.dataset_blocks import (
-    blocks,
     column_blocks,
     count_at_border,
     joined,
     range_of,
 )
 from rl_training.data.dataset_columns import rows_with_reset_for_successor
+from rl_training.data.dataset_ends import find_links
 from rl_training.data.dataset_rewards import off_scale, reward_scales
 from rl_training.data.dataset_units import (
     TaskSpec,
@@ -103,7 +103,8 @@ def check_dataset(dataset: OfflineDataset, env_spec: TaskSpec | None = None) -> 
     """Look for every known fault.
 
     Args:
-        dataset: With actions in the task's units; load it with `allow_nan` to have NaN listed.
+        dataset: With actions in the task's units; load it with `allow_nan` to have NaN listed, and
+            without `mark_ends`, which would mend what is to be found.
         env_spec: The task, for its action box and time limit.
 
     Returns:
@@ -145,38 +146,22 @@ def _not_finite(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def broken_links(data: OfflineDataset) -> tuple[Rows, bool]:
-    """Return rows whose next observation is not the following row's, and whether most are so.
-
-    Ends of episodes do not count; rounding is forgiven.
-    """
-    _, deviation = data.observation_statistics()
-    slack = 1e-4 * np.where(np.isfinite(deviation), deviation, 1.0) + 1e-6
-    inside = ~data.ends[:-1]
-    broken = []
-    for block in blocks(len(data) - 1, data.kind("observations").row_bytes):
-        left = data.next_observations[block]
-        right = data.observations[block.start + 1 : block.stop + 1]
-        apart = np.abs(np.asarray(left, np.float32) - right) > slack
-        broken.append(block.start + np.flatnonzero(any_in_row(apart)))
-    rows = joined(broken)
-    rows = rows[inside[rows]]
-    return rows, len(rows) > 0.5 * max(int(inside.sum()), 1)
-
-
 def _broken_chain(subject: Subject) -> Iterator[Finding]:
-    rows, shuffled = broken_links(subject.data)
-    if shuffled:
+    links = find_links(dict(subject.data.columns()))
+    if links.shuffled:
         advice = (
-            "the rows seem shuffled or thinned out: n-step returns and returns-to-go mean nothing "
-            "here; restore the order, or use one-step methods only"
+            "the rows seem shuffled or thinned out: training takes each of these rows for an end, "
+            "so that n-step returns are one-step returns; restore the order"
         )
     else:
-        advice = "an episode ends there or rows are lost: mark these rows as truncated"
+        advice = (
+            "an episode ends there or rows are lost: mark these rows as truncated, as training "
+            "takes them (rl-training data convert writes it down)"
+        )
     yield from subject.at_rows(
         "broken_chain",
         "error",
-        rows,
+        links.broken,
         "the next observation is not the observation of the following row",
         advice,
     )
@@ -336,7 +321,8 @@ def _missing_ends(subject: Subject) -> Iterator[Finding]:
             "warning",
             np.flatnonzero(data.episode_lengths() > limit),
             f"episodes are longer than the {limit} steps that the task allows",
-            "ends of episodes are missing: mark them as truncated",
+            "ends of episodes are missing: mark them as truncated; training cuts at the limit "
+            "only where neither truncations nor next observations tell of other ends",
         )
     both = np.flatnonzero(data.terminations & data.truncations)
     yield from subject.at_rows(

@@ -17,8 +17,16 @@ from rl_training.data.dataset_blocks import (
     COLUMNS,
     blocks,
     column_blocks,
+    is_mapped,
     joined,
     kind_of_column,
+)
+from rl_training.data.dataset_ends import (
+    find_links,
+    limit_note,
+    link_note,
+    marked,
+    rows_at_limit,
 )
 from rl_training.data.dataset_units import any_in_row
 from rl_training.data.offline_dataset import OfflineDataset
@@ -80,12 +88,16 @@ def find_keys(names: Mapping[str, Any] | list[str], where: str) -> dict[str, str
     return keys
 
 
-def assemble(raw: RawData, *, allow_nan: bool = False) -> OfflineDataset:
+def assemble(
+    raw: RawData, *, allow_nan: bool = False, mark_ends: bool = True, limit: int | None = None
+) -> OfflineDataset:
     """Check, convert and complete the columns.
 
     Args:
         raw: What the file holds; its columns are handed over.
         allow_nan: Take NaN and infinities as they are; for `data check` and `data inspect`.
+        mark_ends: Mark truncations where episodes end without a mark.
+        limit: Steps that an episode has at most, where that is known.
 
     Raises:
         DataError: In one sentence with file, key and, where there is one, row.
@@ -93,17 +105,18 @@ def assemble(raw: RawData, *, allow_nan: bool = False) -> OfflineDataset:
     _check_lengths(raw)
     columns = {name: _converted(raw, name) for name in COLUMNS if name in raw.columns}
     raw.columns = columns
+    successors = columns.get("next_observations")
+    if successors is not None and successors.shape != columns["observations"].shape:
+        raise DataError(
+            f"{raw.where}: {raw.keys['next_observations']} has shape {successors.shape}, but "
+            f"{raw.keys['observations']} has {columns['observations'].shape}; the two must agree"
+        )
     _settle_ends(raw)
     if not allow_nan:
         check_finite(raw)
+    in_time_order = _mark_ends(raw, limit) if mark_ends else True
     if "next_observations" not in columns:
         _make_successors(raw)
-    elif columns["next_observations"].shape != columns["observations"].shape:
-        raise DataError(
-            f"{raw.where}: {raw.keys['next_observations']} has shape "
-            f"{columns['next_observations'].shape}, but {raw.keys['observations']} has "
-            f"{columns['observations'].shape}; the two must agree"
-        )
     elif raw.resets_follow_timeouts:
         _drop_resets(raw)
     if not len(raw.columns["rewards"]):
@@ -115,6 +128,7 @@ def assemble(raw: RawData, *, allow_nan: bool = False) -> OfflineDataset:
         source=raw.source,
         env_id=raw.env_id,
         notes=tuple(raw.notes),
+        in_time_order=in_time_order,
     )
 
 
@@ -222,6 +236,32 @@ def _settle_ends(raw: RawData) -> None:
             )
 
 
+def _mark_ends(raw: RawData, limit: int | None) -> bool:
+    """Mark the ends that the file does not, and return whether rows are in time order."""
+    columns = raw.columns
+    # A file that says where it was cut is believed: its recorder may have had another limit.
+    silent = raw.episode_ids is None and not columns["truncations"].any()
+    recorded = "next_observations" in columns
+    if recorded:
+        links = find_links(columns)
+        silent = silent and not links.told
+        if len(links.broken):
+            columns["truncations"] = marked(columns["truncations"], links.broken)
+            raw.notes.append(link_note(links))
+        if links.shuffled:
+            return False
+    if silent and limit is not None:
+        rows = rows_at_limit(columns["terminations"] | columns["truncations"], limit)
+        if len(rows):
+            columns["truncations"] = marked(columns["truncations"], rows)
+            raw.notes.append(limit_note(rows, limit))
+            # Every link is whole, so these next observations are those of resets.  Mapped columns
+            # are not copied to leave rows out: they may be larger than memory.
+            if recorded and not is_mapped(columns["observations"]):
+                _drop_at_resets(raw, rows)
+    return True
+
+
 def check_finite(raw: RawData) -> None:
     """Refuse NaN and infinities, naming key and row."""
     for name, column in raw.columns.items():
@@ -294,8 +334,13 @@ def rows_with_reset_for_successor(columns: Mapping[str, Array]) -> NDArray[np.in
 def _drop_resets(raw: RawData) -> None:
     columns = raw.columns
     wrong = rows_with_reset_for_successor(columns)
-    if not len(wrong):
-        return
+    if len(wrong):
+        _drop_at_resets(raw, wrong)
+
+
+def _drop_at_resets(raw: RawData, wrong: NDArray[np.int64]) -> None:
+    """Drop rows whose successor is of the next episode; the row before each ends its own."""
+    columns = raw.columns
     dropped = np.zeros(len(columns["rewards"]), np.bool_)
     dropped[wrong] = True
     ends = columns["terminations"] | columns["truncations"]

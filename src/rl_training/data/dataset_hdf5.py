@@ -49,7 +49,7 @@ def read_hdf5(path: Path, folder: Path | None = None) -> RawData:
     with file:
         keys = find_keys(_column_names(h5py, file, where), where)
         if "truncations" not in keys and keys["terminations"] == "terminals":
-            note = ["it has no timeouts, so time limits inside it cannot be told from other steps"]
+            note = ["it has no timeouts: ends by a time limit have to be found"]
         else:
             note = []
         columns = {name: _read(file, key, where, folder) for name, key in keys.items()}

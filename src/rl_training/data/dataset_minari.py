@@ -86,7 +86,8 @@ def load_minari(
             "folder that MINARI_DATASETS_PATH names"
         ) from None
     raw = _read(stored, where)
-    return assemble(raw, allow_nan=allow_nan)
+    # Minari stores each episode by itself, so there is no end to look for.
+    return assemble(raw, allow_nan=allow_nan, mark_ends=False)
 
 
 def _read(stored: Any, where: str) -> RawData:

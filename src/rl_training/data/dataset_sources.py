@@ -44,6 +44,7 @@ def load_transition_dataset(
     env_spec: TaskSpec | None = None,
     memory_map: bool | None = None,
     allow_nan: bool = False,
+    mark_ends: bool = True,
     download: bool = True,
     unpack_into: Path | None = None,
 ) -> OfflineDataset:
@@ -56,9 +57,12 @@ def load_transition_dataset(
         dataset_id: Id of a Minari dataset, such as `mujoco/hopper/expert-v0`.
         size: Transitions that `random` makes.
         seed: Seed of `random`.
-        env_spec: The task: `random` has its shapes; the others are checked against it.
+        env_spec: The task: `random` has its shapes; others end their episodes at its limit, where
+            they mark no truncation themselves.
         memory_map: Leave the columns on disk; None does so for `npy`, which alone can.
         allow_nan: Take NaN and infinities instead of refusing them.
+        mark_ends: Mark truncations where episodes end without a mark, with a note of how many;
+            `minari` and `random` know their episodes.
         download: Fetch a Minari dataset that is not there.
         unpack_into: Existing folder into which the columns of `npz` and `hdf5` are unpacked piece
             by piece and mapped, for files larger than memory.
@@ -83,7 +87,8 @@ def load_transition_dataset(
         dataset = load_minari(dataset_id, download=download, allow_nan=allow_nan)
     else:
         raw = _read_file(kind, _existing(kind, path), memory_map is not False, unpack_into)
-        dataset = assemble(raw, allow_nan=allow_nan)
+        limit = None if env_spec is None else env_spec.max_episode_steps
+        dataset = assemble(raw, allow_nan=allow_nan, mark_ends=mark_ends, limit=limit)
     return dataset
 
 

@@ -115,6 +115,8 @@ class DatasetView:
     def with_normalized_rewards(self) -> DatasetView:
         """Return the view with rewards x 1000 / (largest - smallest episode return)."""
         assert not self.rescaling, "the range of returns is that of the sources"
+        for dataset in self.datasets:
+            dataset.require_episodes("normalize_rewards")
         returns = np.concatenate([dataset.episode_returns() for dataset in self.datasets])
         factor, note = normalizing_factor(returns, self.name)
         return replace(self.scaled(factor), notes=(*self.notes, note))
@@ -132,6 +134,7 @@ class DatasetView:
             learner_units=True,
             reward_scale=self.reward_scale,
             reward_shift=self.reward_shift,
+            in_time_order=all(dataset.in_time_order for dataset in self.datasets),
         )
 
     def _column(self, name: str) -> Array:

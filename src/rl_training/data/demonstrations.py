@@ -24,8 +24,9 @@ def first_episodes(dataset: OfflineDataset, count: int, key: str) -> OfflineData
         key: The setting that asks for them, for the message.
 
     Raises:
-        DataError: When there are fewer.
+        DataError: When there are fewer, or they cannot be told.
     """
+    dataset.require_episodes(key)
     if count > dataset.num_episodes:
         raise DataError(
             f"{dataset.name}: {key} asks for {count} episodes, but it holds "
@@ -39,9 +40,13 @@ def thinned(dataset: OfflineDataset, every: int, seed: int) -> OfflineDataset:
 
     As in the experiments of GAIL (arXiv:1606.03476, Section 6).  Because the start is drawn, rows
     that end an episode are kept as often as any others.
+
+    Raises:
+        DataError: When episodes cannot be told.
     """
     if every == 1:
         return dataset
+    dataset.require_episodes("expert_subsample")
     rng = np.random.default_rng(derive_seed(seed, "thinned"))
     lengths = dataset.episode_lengths()
     offsets = rng.integers(0, np.minimum(every, lengths))  # [E], so that no episode is lost

@@ -22,9 +22,9 @@ from rl_training.data.dataset_blocks import (
     ColumnKind,
     Index,
     Part,
-    blocks,
     digest_of,
     kind_of_column,
+    mean_and_deviation,
 )
 from rl_training.data.dataset_units import TaskSpec, check_fits, learner_actions
 from rl_training.data.rewards import scale_rewards
@@ -74,6 +74,8 @@ class OfflineDataset:
     """Factor that `scaled` has put on the rewards since they were loaded or joined."""
     reward_shift: float = 0.0
     """What `scaled` has added to them after that."""
+    in_time_order: bool = True
+    """False where most rows are not followed by their successor: episodes mean nothing then."""
 
     def __post_init__(self) -> None:
         _check_columns(self)
@@ -156,6 +158,22 @@ class OfflineDataset:
             result[rows] += gamma * result[rows + 1]
         return result.astype(np.float32)
 
+    def require_episodes(self, what: str) -> None:
+        """Refuse data whose episodes cannot be told.
+
+        Args:
+            what: What needs them, for the message.
+
+        Raises:
+            DataError: When the rows are not in time order.
+        """
+        if not self.in_time_order:
+            raise DataError(
+                f"{self.name}: {what} needs whole episodes, but at most rows the next observation "
+                "is not that of the following row, so the rows are not in time order; bring them "
+                f"into order, or do without {what}"
+            )
+
     def kind(self, name: str) -> ColumnKind:
         """Return what the rows of a column are."""
         return kind_of_column(getattr(self, name))
@@ -205,26 +223,15 @@ class OfflineDataset:
         As the code of IQL (arXiv:2110.06169) does for locomotion.
 
         Raises:
-            DataError: When all episodes have the same return.
+            DataError: When all episodes have the same return, or cannot be told.
         """
+        self.require_episodes("normalize_rewards")
         factor, note = normalizing_factor(self.episode_returns(), self.name)
         return replace(self.scaled(factor), notes=(*self.notes, note))
 
     def observation_statistics(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return mean and standard deviation of observations; parts count by their weight."""
-        total = sum(part.weight for part in self.parts)
-        shape = self.observations.shape[1:]
-        mean, square = np.zeros(shape), np.zeros(shape)
-        # Around the first row: squares of large numbers would lose the small differences.
-        centre = np.asarray(self.observations[0], np.float64)
-        for part in self.parts:
-            share = part.weight / total / (part.stop - part.start)
-            for block in blocks(part.stop - part.start, self.kind("observations").row_bytes):
-                rows = self.observations[part.start :][block] - centre
-                mean += share * rows.sum(0)
-                square += share * (rows * rows).sum(0)
-        deviation = np.sqrt(np.maximum(square - mean * mean, 0.0))
-        return (mean + centre).astype(np.float32), deviation.astype(np.float32)
+        return mean_and_deviation(self.observations, self.parts)
 
     def in_learner_units(self, env_spec: TaskSpec, *, clip: bool = False) -> OfflineDataset:
         """Return the dataset with actions in learner units, checked against the task.
@@ -300,6 +307,7 @@ def concatenate(
         notes=tuple(f"{d.name}: {note}" for d in datasets for note in d.notes),
         parts=parts,
         learner_units=first.learner_units,
+        in_time_order=all(d.in_time_order for d in datasets),
     )
 
 

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.algorithms.fqe import FQEConfig
-from rl_training.data.dataset_check import broken_links
+from rl_training.data.dataset_ends import with_links_marked
 from rl_training.data.dataset_sources import kind_of_source, load_transition_dataset
 from rl_training.data.offline_dataset import OfflineDataset
+from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError, DataError, SpecMismatch
 from rl_training.experiment.statistics import bootstrap_interval
 from rl_training.rng import Rng
@@ -107,7 +108,9 @@ def rank_offline(
         _same_gamma(agents, checkpoints)
     config = _with_gamma(config, agents[0], str(checkpoints[0]))
     # All before the first is evaluated: a mistake shall not cost minutes.
-    loaded = dataset if isinstance(dataset, OfflineDataset) else load_source(str(dataset))
+    loaded = dataset
+    if not isinstance(dataset, OfflineDataset):
+        loaded = load_source(str(dataset), agents[0].env_spec)
     prepared_for = [prepared(loaded, agents[0], warn)]
     prepared_for += [prepared(loaded, agent) for agent in agents[1:]]
     found = []
@@ -142,7 +145,10 @@ def prepared(dataset: Source, agent: LoadedAgent, warn: Warn | None = None) -> O
             f"offline evaluation takes vector observations, but {agent.env_spec.env_id} has shape "
             f"{tuple(agent.env_spec.obs_shape)}; evaluate this checkpoint with rl-training eval"
         )
-    data = dataset if isinstance(dataset, OfflineDataset) else load_source(str(dataset))
+    if isinstance(dataset, OfflineDataset):
+        data = with_links_marked(dataset)
+    else:
+        data = load_source(str(dataset), agent.env_spec)
     # Clipped as the environment would: the file holds what the policy wanted, not what was done.
     data = data.in_learner_units(agent.env_spec, clip=True)
     _check_episodes(data)
@@ -152,32 +158,27 @@ def prepared(dataset: Source, agent: LoadedAgent, warn: Warn | None = None) -> O
     return data
 
 
-def load_source(source: str) -> OfflineDataset:
-    """Load data named by one word: a file, a folder of columns, or a Minari id."""
+def load_source(source: str, task: EnvSpec) -> OfflineDataset:
+    """Load data of a task, named by one word: a file, a folder of columns, or a Minari id."""
     kind = kind_of_source(source)
     minari = kind == "minari"
     return load_transition_dataset(
         kind,
         path=None if minari else source,
         dataset_id=source if minari else None,
+        env_spec=task,
         # An id that was only guessed to be one is not asked for on the network.
         download=False,
     )
 
 
 def _check_episodes(data: OfflineDataset) -> None:
+    data.require_episodes("offline evaluation")
     if data.num_episodes < 2:
         raise DataError(
             f"{data.name}: it holds {len(data)} rows in one episode, but offline evaluation needs "
             "the starts of at least 2; mark the ends of episodes by terminations, truncations or "
             "episode_ids"
-        )
-    rows, shuffled = broken_links(data)
-    if shuffled:
-        raise DataError(
-            f"{data.name}: at {len(rows)} of {len(data)} rows the next observation is not that of "
-            "the following row, so the rows are not in time order and the starts of episodes are "
-            "unknown; bring the rows into order"
         )
 
 
