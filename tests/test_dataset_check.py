@@ -210,7 +210,9 @@ def test_rows_with_both_ends_and_constant_observations_are_noted() -> None:
         columns[name][:, 1] = 4.0
     data = rebuilt(columns)
     assert found(data, "both_ends").level == "note"
-    assert "never change: 1" in found(data, "constant_observations").message
+    constant = found(data, "constant_observations")
+    assert "never change: 1" in constant.message
+    assert "does not scale them" in constant.advice
 
 
 def test_data_of_another_task_is_found() -> None:

@@ -7,7 +7,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from rl_training.data.normalizer import RunningNorm
+from helpers.datasets import TOY, columns_of, rebuilt, toy_data
+from rl_training.algorithms.dynamics import fit_statistics
+from rl_training.algorithms.fqe import ValueUnits
+from rl_training.algorithms.td3_bc import TD3BC
+from rl_training.data.dataset_buffer import DatasetBuffer
+from rl_training.data.normalizer import RunningNorm, divisor
+from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
+from rl_training.models.mlp_td3 import MLPTD3Model
+from rl_training.runtime.fitted_q import _standardized
 
 
 def _data(rows: int) -> NDArray[np.float32]:
@@ -65,10 +73,57 @@ def test_outliers_are_clipped_to_ten() -> None:
     assert norm(torch.tensor([[[1e9], [-1e9]]])).flatten().tolist() == [10.0, -10.0]
 
 
-def test_a_constant_observation_does_not_blow_up() -> None:
-    norm = RunningNorm(1, (1,), "cpu")
-    norm.update(torch.full((1, 10, 1), 3.0))
-    assert norm(torch.full((1, 1, 1), 3.0)).item() == 0.0
+@pytest.mark.parametrize("jitter", [0.0, 2e-7], ids=["exact", "rounded"])
+def test_an_entry_that_never_changed_is_not_amplified_when_it_does(jitter: float) -> None:
+    values = torch.tensor([0.0, 0.1, 1e4 + 0.3, -3e6])
+    generator = torch.Generator().manual_seed(0)
+    norm = RunningNorm(1, (4,), "cpu")
+    for size, weight in ((7, None), (1000, 3.0), (64, None), (1000, 1e5)):
+        noise = 1 + jitter * (torch.rand(1, size, 4, generator=generator) - 0.5)
+        norm.update(values * noise, weight)
+    shift = 1e-3 * values.abs().clamp(min=1.0)
+    assert (norm(values.view(1, 1, 4)).abs() <= 0.1 * shift).all()
+    moved = norm((values + shift).view(1, 1, 4))
+    assert (moved.abs() <= torch.minimum(1.2 * shift, torch.tensor(10.0))).all()
+
+
+@pytest.mark.parametrize(
+    ("deviation", "mean", "expected"),
+    [
+        (1.0, 0.0, 1.0),
+        (0.02, 5.0, 0.02),
+        (1e-4, 0.0, 1e-3),  # changes, but in units so small that it is hardly amplified
+        (2e-6, 0.0, 1e-3),
+        (1e-7, 0.0, 1.0),
+        (0.0, -3.0, 1.0),
+        (1e-3, 1e4, 1.0),  # a millionth of its size: rounding
+        (30.0, -1e4, 30.0),
+    ],
+)
+def test_what_standardising_divides_by(deviation: float, mean: float, expected: float) -> None:
+    divided_by = divisor(torch.tensor([mean]), torch.tensor([deviation]))
+    torch.testing.assert_close(divided_by, torch.tensor([expected]))
+
+
+def test_every_standardiser_leaves_a_constant_entry_its_scale() -> None:
+    """A learner on recorded rows, a model of the dynamics, and offline evaluation."""
+    columns = columns_of(toy_data(200))
+    for name in ("observations", "next_observations"):
+        columns[name][:, 1] = 0.1
+    data = rebuilt(columns).in_learner_units(TOY)
+    learner = TD3BC(model=MLPTD3Model(3, 2, (8,)), seeds=(0,))
+    learner.see_data(DatasetBuffer(data))
+    obs = torch.from_numpy(data.observations[:1])[None]
+    moved = obs + torch.tensor([0.0, 1e-3, 0.0])
+    apart = learner.normalize(moved) - learner.normalize(obs)
+    torch.testing.assert_close(apart[0, 0], torch.tensor([0.0, 1e-3, 0.0]), atol=1e-6, rtol=0)
+    model = MLPMOPOEnsembleModel(3, 2, hidden_sizes=(8,))
+    near = torch.cat([torch.from_numpy(data.observations), torch.from_numpy(data.actions)], 1)
+    near[:, 1] += 1e-5 * torch.rand(200, generator=torch.Generator().manual_seed(0))
+    fit_statistics(model, near[None])
+    assert model.input_scale.max() <= 1000.0
+    shown = _standardized(data, ValueUnits(0.0, 1.0), 0.9)
+    assert np.abs(shown.observations[:, 1]).max() < 1e-6
 
 
 def test_state_round_trip_goes_on_to_the_bit() -> None:

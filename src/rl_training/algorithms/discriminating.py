@@ -128,8 +128,8 @@ class Discriminating(PPO):
             own = own - self.expected_logit(pairs, features)
         if self.config.normalize_reward:
             self.reward_norm.update(own)
-            scale = (self.reward_norm.variance + 1e-8).rsqrt()
-            own, rewards = own * scale, rewards * scale
+            scale = self.reward_norm.divisor()
+            own, rewards = own / scale, rewards / scale
         if self.config.absorbing_states:
             own = own + pairs.ended * self.absorbing_steps * rewards[:, -1:]
         return own

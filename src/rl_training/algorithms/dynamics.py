@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rl_training.data.batch import TransitionBatch
+from rl_training.data.normalizer import divisor
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.models.dynamics import Prediction, gaussian_nll, mean_disagreement
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
@@ -62,8 +63,7 @@ def fit_statistics(model: MLPMOPOEnsembleModel, rows: Tensor, index: Tensor | No
         inputs = inputs if index is None else inputs.index_select(0, index[seed])
         deviation, mean = torch.std_mean(inputs, 0, correction=0)
         model.input_mean[seed, 0, 0] = mean
-        # A constant input is shifted to zero and not scaled.
-        model.input_scale[seed, 0, 0] = 1 / deviation.where(deviation > 1e-6, 1.0)
+        model.input_scale[seed, 0, 0] = 1 / divisor(mean, deviation)
 
 
 def dealt_rows(rows: Tensor, members: int) -> Tensor:

@@ -3,11 +3,11 @@
 TD3 with one more term: the policy maximises lambda Q(s, pi(s)) - (pi(s) - a)^2, where lambda
 divides by the mean size of Q, so that the weight of the two terms does not depend on the rewards.
 
-Deviations: observations are standardised by the square root of variance + 1e-8 and clipped to
-    +-10, where the authors divide by std + 1e-3; actions are cloned and noised in [-1, 1] whatever
-    the action box (theirs: in its own units, which scales cloning where it is larger); metrics of
-    the actor are those of its last step; online, actions get Gaussian noise and the weight of
-    cloning may fall linearly.
+Deviations: observations are divided by their deviation, at least 1e-3, and clipped to +-10, where
+    the authors divide by std + 1e-3; entries that are constant in the data are not scaled; actions
+    are cloned and noised in [-1, 1] whatever the action box (theirs: in its own units, which
+    scales cloning where it is larger); metrics of the actor are those of its last step; online,
+    actions get Gaussian noise and the weight of cloning may fall linearly.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from rl_training.data.dataset_units import (
     check_fits,
     rows_outside_box,
 )
+from rl_training.data.normalizer import CONSTANT
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.errors import DataError
 
@@ -350,15 +351,16 @@ def _constant_observations(subject: Subject) -> Iterator[Finding]:
     rows = subject.data.observations
     if rows.dtype == np.uint8 or len(rows) < 2:
         return
-    _, deviation = subject.data.observation_statistics()
-    constant = np.flatnonzero(deviation.ravel() == 0)
+    mean, deviation = subject.data.observation_statistics()
+    constant = np.flatnonzero(deviation <= CONSTANT * np.maximum(np.abs(mean), 1.0))
     if len(constant):
         names = ", ".join(map(str, constant[:LISTED].tolist()))
         yield Finding(
             check="constant_observations",
             level="note",
             message=f"observation entries never change: {names}",
-            advice="harmless, but normalize_observations will leave them as they are",
+            advice="normalize_observations takes their mean off and does not scale them; where the "
+            "task changes them, networks see what the data never showed",
             count=len(constant),
         )
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rl_training.algorithms.fqe import FQE, FQEConfig, ValueUnits
 from rl_training.data.episode_bootstrap import EpisodeBootstrap
+from rl_training.data.normalizer import divisor
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.rng import Rng, derive_seed
 
@@ -172,7 +173,7 @@ class _Fitting:
 def _standardized(data: OfflineDataset, units: ValueUnits, gamma: float) -> OfflineDataset:
     """Return the data as the networks see it."""
     mean, deviation = data.observation_statistics()
-    scale = np.where(deviation > 1e-6, deviation, 1.0).astype(np.float32)
+    scale = divisor(torch.from_numpy(mean), torch.from_numpy(deviation)).numpy()
     # Exact rewards: in float32 the difference to the centre may lose the digits that matter.
     discount = torch.from_numpy(gamma * ~np.asarray(data.terminations))
     reward = units.reward(torch.from_numpy(np.array(data.rewards, np.float64)), discount)
