@@ -17,11 +17,13 @@ from gymnasium import spaces
 from minari.data_collector.episode_buffer import EpisodeBuffer
 
 from helpers.datasets import SWITCH, TOY, columns_of, rebuilt, toy_data
+from helpers.envs import GridActionEnv
 from rl_training.data import load_transition_dataset
 from rl_training.data.dataset_minari import write_minari
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.envs import make_env
 from rl_training.errors import DataError, MissingExtraError
+from rl_training.runtime.collecting import CollectPlan, collect_dataset
 
 pytestmark = [
     # Minari asks for authors and an environment, which these small files do not have.
@@ -179,6 +181,14 @@ def test_a_broken_chain_cannot_be_written() -> None:
     columns["next_observations"][4] += 1
     with pytest.raises(DataError, match="the successor of row 4 is not the observation of row 5"):
         write_minari(rebuilt(columns), "own/broken-v0")
+
+
+def test_actions_of_two_axes_are_written_as_the_task_takes_them_and_read_back() -> None:
+    data = collect_dataset(CollectPlan(env_id="helpers.envs:GridActionEnv", steps=20))
+    write_minari(data, "own/grid-v0", env=GridActionEnv())
+    (first, *_) = minari.load_dataset("own/grid-v0").iterate_episodes()
+    assert first.actions.shape == (10, 2, 3)
+    np.testing.assert_array_equal(load("own/grid-v0").actions, data.actions)
 
 
 def test_an_id_is_not_taken_twice() -> None:

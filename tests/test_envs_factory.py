@@ -242,14 +242,48 @@ def test_action_scaling_is_affine_and_undone_by_unscaling(
     assert np.allclose(spec.unscale_action(spec.scale_action(unit)), unit, atol=1e-6)
 
 
-def test_unbounded_actions_pass_through() -> None:
-    for low, high in (([-np.inf, -np.inf], [np.inf, np.inf]), ([-1.0, 0.0], [1.0, np.inf])):
-        spec = box_spec(low, high, np.float64)
-        assert (spec.action_low, spec.action_high) == (None, None)
-        action = np.array([3.0, -7.5], dtype=np.float32)
-        assert spec.scale_action(action).tolist() == [3.0, -7.5]
-        assert spec.scale_action(action).dtype == np.float64
-        assert spec.unscale_action(action).tolist() == [3.0, -7.5]
+@pytest.mark.parametrize(
+    ("low", "high", "entry"),
+    [
+        ([-np.inf, -np.inf], [np.inf, np.inf], 0),
+        ([-1.0, 0.0], [1.0, np.inf], 1),
+        ([-1.0, -np.inf], [1.0, 2.0], 1),
+        ([-3.4028235e38, 0.0], [3.4028235e38, 1.0], 0),
+    ],
+    ids=["open", "open above", "open below", "largest float"],
+)
+def test_actions_without_finite_bounds_are_refused(
+    low: list[float], high: list[float], entry: int
+) -> None:
+    with pytest.raises(SpecMismatch, match=rf"no finite bounds at entry {entry} .*give it") as told:
+        # Of two axes, whose text would fill several lines.
+        box_spec([low, low], [high, high])
+    assert "\n" not in str(told.value)
+
+
+def test_actions_of_an_old_checkpoint_without_bounds_pass_unscaled() -> None:
+    spec = box_spec([-1.0, 0.0], [1.0, 2.0]).model_copy(
+        update={"action_low": None, "action_high": None}
+    )
+    action = np.array([3.0, -7.5], dtype=np.float32)
+    assert spec.scale_action(action).tolist() == [3.0, -7.5]
+    assert spec.unscale_action(action).tolist() == [3.0, -7.5]
+
+
+def test_actions_of_several_axes_are_vectors_to_a_learner() -> None:
+    low, high = np.arange(-6.0, 0.0).reshape(2, 3), np.full((2, 3), 4.0)
+    spec = EnvSpec.from_env(SpacesEnv(None, spaces.Box(low, high, dtype=np.float64)), "mine")
+    assert (spec.action_shape, spec.action_dim) == ((2, 3), 6)
+    for lead in ((), (4,), (2, 5)):
+        unit = np.random.default_rng(0).uniform(-1, 1, (*lead, 6)).astype(np.float32)
+        shaped = spec.scale_action(unit)
+        assert shaped.shape == (*lead, 2, 3)
+        np.testing.assert_array_equal(
+            spec.action_map.for_batch(lead).to_env(unit), shaped, strict=True
+        )
+        expected = low + (unit.reshape(*lead, 2, 3) + 1) / 2 * (high - low)
+        np.testing.assert_allclose(shaped, expected, atol=1e-5)
+        np.testing.assert_allclose(spec.unscale_action(shaped), unit, atol=1e-6)
 
 
 def test_discrete_actions_are_shifted() -> None:

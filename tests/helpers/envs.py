@@ -249,3 +249,36 @@ def make_nothing() -> None:
 
 if "TestCounter-v0" not in gym.registry:
     gym.register("TestCounter-v0", entry_point=f"{__name__}:CounterEnv", max_episode_steps=2)
+
+
+class GridActionEnv(gym.Env[Any, Any]):
+    """Actions of two axes, checked; the reward counts the entries within 1 of their target."""
+
+    TARGET = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    def __init__(self, length: int = 10) -> None:
+        self.observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+        self.action_space = spaces.Box(
+            self.TARGET - 2, self.TARGET + np.array([4.0, 8.0, 3.0], np.float32), dtype=np.float32
+        )
+        self.length, self.steps = length, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> StepResult:
+        assert self.action_space.contains(action), action
+        self.steps += 1
+        obs = self.np_random.uniform(-1, 1, 3).astype(np.float32)
+        reward = float((np.abs(action - self.TARGET) < 1).sum())
+        return obs, reward, False, self.steps == self.length, {}
+
+
+class OpenActionEnv(GridActionEnv):
+    """The same with an action box that is open above."""
+
+    def __init__(self, length: int = 10) -> None:
+        super().__init__(length)
+        self.action_space = spaces.Box(-1.0, np.inf, (2, 3), np.float32)

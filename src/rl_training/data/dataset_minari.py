@@ -191,7 +191,7 @@ def write_minari(
         warnings.filterwarnings("ignore", category=UserWarning, module=r"minari\..*")
         minari.create_dataset_from_buffers(
             dataset_id=dataset_id,
-            buffer=list(_episodes(dataset)),
+            buffer=list(_episodes(dataset, None if env is None else env.action_space.shape)),
             env=_Described(env) if env is not None and env.spec is not None else None,
             observation_space=env.observation_space if env else _box_of(dataset.observations),
             action_space=env.action_space if env else _action_space(dataset),
@@ -214,12 +214,13 @@ class _Described(gym.Wrapper[Any, Any, Any, Any]):
         return replace(found, additional_wrappers=kept)
 
 
-def _episodes(dataset: OfflineDataset) -> Iterator[Any]:
+def _episodes(dataset: OfflineDataset, action_shape: tuple[int, ...] | None) -> Iterator[Any]:
     from minari.data_collector.episode_buffer import EpisodeBuffer
 
     bounds = zip(dataset.episode_starts.tolist(), dataset.episode_stops.tolist(), strict=True)
     for number, (start, stop) in enumerate(bounds):
         obs, successors = dataset.observations[start:stop], dataset.next_observations[start:stop]
+        actions = np.asarray(dataset.actions[start:stop])
         broken = np.flatnonzero(any_in_row(obs[1:] != successors[:-1]))
         if len(broken):
             row = start + int(broken[0])
@@ -231,7 +232,7 @@ def _episodes(dataset: OfflineDataset) -> Iterator[Any]:
         yield EpisodeBuffer(
             id=number,
             observations=np.concatenate([obs, successors[-1:]]),
-            actions=np.asarray(dataset.actions[start:stop]),
+            actions=actions if action_shape is None else actions.reshape(-1, *action_shape),
             rewards=list(dataset.rewards[start:stop]),
             terminations=list(dataset.terminations[start:stop]),
             truncations=list(dataset.truncations[start:stop]),

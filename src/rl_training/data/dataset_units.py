@@ -1,6 +1,6 @@
 """How the rows of a dataset fit a task: shapes, dtypes, and actions in learner units.
 
-Learner units are continuous actions in [-1, 1] and discrete actions from 0.
+Learner units are vectors of continuous actions in [-1, 1] and discrete actions from 0.
 Shapes: N rows, A action entries.
 """
 
@@ -149,7 +149,7 @@ def to_learner_units(actions: Array, task: TaskSpec) -> Array:
     if actions.dtype.kind == "i":
         return task.unscale_action(actions)
     shaped = actions.reshape(-1, *task.action_shape)
-    return task.unscale_action(shaped).reshape(actions.shape).astype(np.float32, copy=False)
+    return task.unscale_action(shaped).astype(np.float32, copy=False)
 
 
 def check_actions(actions: Array, task: TaskSpec, name: str, *, clip: bool) -> str | None:

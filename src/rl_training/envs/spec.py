@@ -1,8 +1,8 @@
 """What a task looks like from outside: shapes, dtypes, action bounds and the episode limit.
 
 An `EnvSpec` is plain data. It is stored in every checkpoint, so a policy can be loaded and asked
-for actions without making the environment. Learners speak *learner units*: continuous actions in
-[-1, 1], discrete actions from 0.
+for actions without making the environment. Learners speak *learner units*: continuous actions are
+vectors `[A]` in [-1, 1], whatever axes the task's have, and discrete actions count from 0.
 """
 
 from __future__ import annotations
@@ -34,20 +34,25 @@ class ActionMap:
         self._discrete = spec.action_kind == "discrete"
         self._start = spec.action_start
         self._dtype = np.dtype(spec.action_dtype)
+        self._shape = spec.action_shape
         self._bounded = spec.action_low is not None and spec.action_high is not None
         if spec.action_low is not None and spec.action_high is not None:
-            low = np.array(spec.action_low, dtype=np.float64).reshape(spec.action_shape)
-            high = np.array(spec.action_high, dtype=np.float64).reshape(spec.action_shape)
+            low = np.array(spec.action_low, dtype=np.float64)  # [A]
+            high = np.array(spec.action_high, dtype=np.float64)
             self._low, self._high = low, high
             self._symmetric = bool((low == -high).all())
 
     def to_env(self, action: Array) -> Array:
-        """Learner units to environment units; leading axes are kept."""
+        """Learner units `[..., A]` to environment units `[..., *shape]`."""
         if self._discrete:
             index = np.asarray(action, dtype=np.int64)
             return index + self._start if self._start else index
-        if not self._bounded:
-            return np.asarray(action, dtype=self._dtype)
+        scaled = self._scaled(action) if self._bounded else np.asarray(action, dtype=self._dtype)
+        if len(self._shape) == 1:
+            return scaled
+        return scaled.reshape(*scaled.shape[:-1], *self._shape)
+
+    def _scaled(self, action: Array) -> Array:
         if self._symmetric:
             scaled = np.asarray(action, dtype=np.float64) * self._high
         else:
@@ -58,7 +63,7 @@ class ActionMap:
         return np.minimum(np.maximum(scaled, self._low), self._high).astype(self._dtype)
 
     def for_batch(self, leading: tuple[int, ...]) -> ActionMap:
-        """The same for actions with these leading axes only: broadcasting takes half the time."""
+        """The same `to_env` for these leading axes only: broadcasting takes half the time."""
         batched = copy.copy(self)
         if self._bounded:
             shape = leading + self._low.shape
@@ -67,12 +72,15 @@ class ActionMap:
         return batched
 
     def to_learner(self, action: Array) -> Array:
-        """Environment units to learner units: int64 indices, or float32 (in [-1, 1] if bounded)."""
+        """Environment units `[..., *shape]` to learner units: int64, or float32 `[..., A]`."""
         if self._discrete:
             return np.asarray(action, dtype=np.int64) - self._start
+        value = np.asarray(action)
+        lead = value.shape[: value.ndim - len(self._shape)]
+        value = value.reshape(*lead, math.prod(self._shape))
         if not self._bounded:
-            return np.asarray(action, dtype=np.float32)
-        value = np.asarray(action, dtype=np.float64)
+            return value.astype(np.float32)
+        value = value.astype(np.float64)
         width = self._high - self._low
         # A box may hold single values (low == high): every learner action means the same there, 0
         # is chosen.
@@ -101,10 +109,10 @@ class EnvSpec(BaseModel):
     """The environment's name for the learner's discrete action 0."""
     action_dtype: str
     action_low: tuple[float, ...] | None = None
-    """Lower bounds, flattened; None when any entry of the box is infinite (actions then pass "
-    "unscaled)."""
+    """Lower bounds, flattened; None in checkpoints of a time when a box without bounds was taken:
+    actions then pass unscaled."""
     action_high: tuple[float, ...] | None = None
-    """Upper bounds, flattened; None when any entry of the box is infinite."""
+    """Upper bounds, flattened."""
     max_episode_steps: int | None = None
     """Environment steps after which an episode is truncated; None for no limit."""
     frame_stack: int = 1
@@ -130,9 +138,8 @@ class EnvSpec(BaseModel):
     def scale_action(self, action: Array) -> Array:
         """Learner units to environment units.
 
-        Finite boxes: affine from [-1, 1], exact at both ends, clipped to the box, in
-        `action_dtype`. Unbounded boxes: unchanged, in `action_dtype`. Discrete: plus
-        `action_start`, int64.
+        Continuous: affine from [-1, 1], exact at both ends, clipped to the box, in `action_shape`
+        and `action_dtype`. Discrete: plus `action_start`, int64.
         """
         return self.action_map.to_env(action)
 
@@ -198,19 +205,34 @@ def _action_fields(space: spaces.Space[Any], env_id: str) -> dict[str, Any]:
             "action_dtype": "int64",
         }
     if isinstance(space, spaces.Box) and space.shape and np.dtype(space.dtype).kind == "f":
-        bounded = bool(np.isfinite(space.low).all() and np.isfinite(space.high).all())
+        _require_bounds(space, env_id)
         return {
             "action_kind": "continuous",
             "action_shape": space.shape,
             "action_dtype": str(space.dtype),
-            "action_low": tuple(space.low.ravel().tolist()) if bounded else None,
-            "action_high": tuple(space.high.ravel().tolist()) if bounded else None,
+            "action_low": tuple(space.low.ravel().tolist()),
+            "action_high": tuple(space.high.ravel().tolist()),
         }
     raise SpecMismatch(
         f"environment {env_id}: action space {space} cannot be used, allowed are Discrete and a "
         "Box of floats "
         f"with at least one axis; wrap the environment so that it takes one of these"
     )
+
+
+def _require_bounds(space: spaces.Box, env_id: str) -> None:
+    """Refuse a box that is open on any side; the largest float is a way to write infinity."""
+    endless = 0.5 * float(np.finfo(np.float32).max)
+    low, high = space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64)
+    is_open = ~((np.abs(low) < endless) & (np.abs(high) < endless))
+    if is_open.any():
+        entry = int(np.argmax(is_open))
+        raise SpecMismatch(
+            f"environment {env_id}: the action Box of shape {space.shape} has no finite bounds at "
+            f"entry {entry} ({low[entry]:g} to {high[entry]:g}), but policies act in [-1, 1], "
+            "which is mapped to the bounds; give it finite ones, for instance in a class of your "
+            "own that wraps it in gymnasium.wrappers.TransformAction with a bounded Box"
+        )
 
 
 def _frame_stack(env: AnyEnv) -> int:

@@ -95,9 +95,7 @@ def _policy(plan: CollectPlan, agent: LoadedAgent | None, spec: EnvSpec) -> Act:
     def random_action() -> Array:
         if spec.num_actions is not None:
             return np.asarray(rng.integers(spec.num_actions))
-        if spec.action_low is None:
-            return rng.normal(size=spec.action_shape).astype(np.float32)
-        return rng.uniform(-1.0, 1.0, spec.action_shape).astype(np.float32)
+        return rng.uniform(-1.0, 1.0, spec.action_dim).astype(np.float32)
 
     if agent is None:
         return lambda _, __: random_action()

@@ -128,7 +128,7 @@ def _replay(
     return kind(
         config.buffer_capacity,
         spec.obs_shape,
-        () if discrete else spec.action_shape,
+        () if discrete else (spec.action_dim,),
         action_dtype=torch.int64 if discrete else torch.float32,
         num_envs=num_envs,
         seeds=seeds,

@@ -243,7 +243,8 @@ def example_rollout(learner: OnPolicyLearner, env: EnvSpec, num_envs: int) -> Ro
     """Return a rollout of random numbers."""
     lead = (learner.num_seeds, learner.rollout_steps, num_envs)
     obs = _example_obs(learner, env, *lead[1:])
-    action = torch.zeros(*lead, *env.action_shape, device=learner.device)
+    entries = () if env.action_kind == "discrete" else (env.action_dim,)
+    action = torch.zeros(*lead, *entries, device=learner.device)
     never = torch.zeros(lead, dtype=torch.bool, device=learner.device)
     return RolloutBatch(
         obs=obs,
