@@ -125,6 +125,7 @@ def gail_networks(env: EnvSpec, config: GAILConfig, rng: Rng) -> dict[str, nn.Mo
         encoder=encoder,
         spectral_norm=config.spectral_norm,
         absorbing=config.absorbing_states,
+        action_limit=env.action_limit,
         rng=rng,
     )
     return networks

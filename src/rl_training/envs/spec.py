@@ -130,6 +130,19 @@ class EnvSpec(BaseModel):
         """Outputs one action needs: flat size (continuous) or `num_actions` (discrete)."""
         return math.prod(self.action_shape) if self.num_actions is None else self.num_actions
 
+    @property
+    def action_limit(self) -> tuple[float, ...] | None:
+        """Largest size of each entry of an action in learner units, flattened; None if discrete.
+
+        It is 1 in a finite box, 0 where the box holds a single value, and infinite without bounds.
+        """
+        if self.action_kind == "discrete":
+            return None
+        if self.action_low is None or self.action_high is None:
+            return (math.inf,) * self.action_dim
+        pairs = zip(self.action_low, self.action_high, strict=True)
+        return tuple(float(low < high) for low, high in pairs)
+
     @cached_property
     def action_map(self) -> ActionMap:
         """The conversion between learner units and environment units."""

@@ -24,6 +24,8 @@ from rl_training.rng import Rng
 class MLPGAILDiscriminator(nn.Module):
     """An MLP with tanh between its layers, for S seeds, on vectors or on an encoder's features."""
 
+    action_limit: Tensor
+
     def __init__(
         self,
         obs_dim: int,
@@ -34,6 +36,7 @@ class MLPGAILDiscriminator(nn.Module):
         encoder: Encoder | None = None,
         spectral_norm: bool = False,
         absorbing: bool = False,
+        action_limit: Sequence[float] | None = None,
         rng: Rng | None = None,
     ) -> None:
         """Build the network.
@@ -48,6 +51,8 @@ class MLPGAILDiscriminator(nn.Module):
             spectral_norm: Divide each weight of the MLP by its largest singular value
                 (arXiv:1802.05957).
             absorbing: Add an input that is 1 in the absorbing state and 0 elsewhere.
+            action_limit: Largest size of each entry of a continuous action, to which actions are
+                clipped as the environment does; None is 1, the end of the action box.
             rng: Source of the initial weights; its number of seeds is S.
         """
         super().__init__()
@@ -61,6 +66,8 @@ class MLPGAILDiscriminator(nn.Module):
         self.layers = nn.ModuleList(layers)
         self._layers = tuple(layers)
         self.encoder = encoder
+        limit = torch.tensor(action_limit or (1.0,) * action_dim, device=rng.device)
+        self.register_buffer("action_limit", limit, persistent=False)
         # Estimates of each weight's first singular vectors, which a power iteration improves.
         for index, layer in enumerate(layers if spectral_norm else ()):
             inputs, outputs = layer.weight.shape[1:]
@@ -81,11 +88,17 @@ class MLPGAILDiscriminator(nn.Module):
         return functional.layer_norm(features, features.shape[-1:])
 
     def inputs(self, features: Tensor, action: Tensor) -> Tensor:
-        """Join features `[S, B, E]` and actions `[S, B]` or `[S, B, A]` to `[S, B, I]`."""
+        """Join features `[S, B, E]` and actions `[S, B]` or `[S, B, A]` to `[S, B, I]`.
+
+        A Gaussian policy's actions are those that it drew, and a recording holds those that the
+        environment was given: without clipping, the bounds of the box would tell them apart.
+        """
         if self.discrete:
             # Not `one_hot`, which reads the largest action on the host.
             every = torch.arange(self.action_dim, device=action.device)
             action = (action.unsqueeze(-1) == every).to(features.dtype)
+        else:
+            action = action.clamp(-self.action_limit, self.action_limit)
         parts = [features, action]
         if self.absorbing:
             parts.append(torch.zeros_like(features[..., :1]))
