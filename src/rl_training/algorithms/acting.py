@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from rl_training.rng import Rng
 from rl_training.state import Stateful
 
 
@@ -21,6 +22,12 @@ class ActingState(Stateful):
         for value in vars(self).values():
             if isinstance(value, Tensor):
                 value.masked_fill_(seed_env_view(starts, value.ndim), 0)
+
+    def draw_from(self, rng: Rng) -> None:
+        """Take the randomness of what follows from `rng` in place of the state's own."""
+        for name, value in vars(self).items():
+            if isinstance(value, Rng):
+                setattr(self, name, rng)
 
 
 class ActingPart(NamedTuple):

@@ -7,7 +7,8 @@ number back from the device.  Shapes: S seeds, B batch, n environments per seed,
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
@@ -124,6 +125,30 @@ class Learner(Stateful, Generic[BatchT]):
     ) -> Tensor:
         """Choose actions like `act`, and move `state` on by this step, in place."""
         return self.act(obs, explore=explore)
+
+    def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:
+        """Draw actions from the policy that was learned, and move `state` on by this step.
+
+        Exploring may add randomness to learn from, which is no part of that policy; a method that
+        does so overrides this.
+        """
+        return self.act_from(state, obs, explore=True)
+
+    def draw_action(self, obs: Tensor) -> Tensor:
+        """Draw actions like `sample_from` for `obs` `[S, n, ...]`, as at the start of episodes."""
+        state = self.initial_acting_state(obs.shape[1])
+        if state is not None:
+            state.draw_from(self.rng)  # its own would draw the same numbers in every call
+        return self.sample_from(state, obs)
+
+    @contextmanager
+    def drawing_from(self, rng: Rng) -> Iterator[None]:
+        """Draw from another generator within; the learner's own stays where it is."""
+        own, self.rng = self.rng, rng
+        try:
+            yield
+        finally:
+            self.rng = own
 
     def acting_parts(self, num_envs: int) -> dict[str, ActingPart]:  # noqa: ARG002
         """Return what of acting is to be compiled, by name; nothing means acting as a whole."""

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import StepOutput
+from rl_training.algorithms.base import ActingState, StepOutput
 from rl_training.algorithms.dqn import QLearning, dqn_loss, dqn_networks
 from rl_training.algorithms.losses import add_weighted, weighted_mean
 from rl_training.algorithms.online_config import OfflineToOnlineConfig
@@ -73,6 +73,10 @@ class DiscreteCQL(Standardized, QLearning):
         """Choose the best action, or with probability `exploration` a random one if asked to."""
         best = super().act(self.normalize(obs))
         return self.epsilon_greedy(best, self.config.exploration) if explore else best
+
+    def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:
+        """Choose the best action, or a random one by `eval_epsilon`."""
+        return super().sample_from(state, self.normalize(obs))
 
 
 def discrete_cql_loss(learner: DiscreteCQL, batch: TransitionBatch) -> dict[str, Tensor]:

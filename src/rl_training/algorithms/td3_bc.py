@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import ActorCriticConfig, Loss, networks_of
-from rl_training.algorithms.base import StepOutput, frozen_copy, polyak_update
+from rl_training.algorithms.base import ActingState, StepOutput, frozen_copy, polyak_update
 from rl_training.algorithms.delayed_actor import DelayedActor
 from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.online_config import OfflineToOnlineConfig
@@ -118,6 +118,10 @@ class TD3BC(Standardized, DelayedActor):
             return action
         noise = self.rng.normal(obs.shape[1], self.model.action_dim)
         return (action + self.config.exploration_noise * noise).clamp(-1, 1)
+
+    def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the policy's action: it has no noise but that of exploring."""
+        return self.act(obs)
 
 
 def td3_bc_loss(learner: TD3BC, batch: TransitionBatch) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import (
+    ActingState,
     StepOutput,
     TransitionLearner,
     frozen_copy,
@@ -54,6 +55,8 @@ class ValueBasedSettings(AlgoConfig):
     """Split the network's head into value and advantage."""
     max_grad_norm: PositiveFloat | None = 10.0
     """Clip the gradient to this norm, per seed; null does not."""
+    eval_epsilon: Fraction = 0.0
+    """Share of random actions in stochastic evaluation (`eval_deterministic: false`)."""
 
 
 class ValueBasedConfig(PixelConfig, ValueBasedSettings, ReplayConfig):
@@ -131,6 +134,19 @@ class TDRegression(TransitionLearner):
         """Choose the best action."""
         return self.q_values(obs).argmax(-1)
 
+    def exploring_q_values(self, obs: Tensor) -> Tensor:
+        """Return the Q that exploring actions are best for, where it is an estimate by samples."""
+        return self.q_values(obs)
+
+    def best_of_drawn(self, obs: Tensor) -> Tensor:
+        """Choose the best action by an estimate with noise, where the network has any."""
+        with self.noise(self.value_network):
+            return self.exploring_q_values(obs).argmax(-1)
+
+    def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:  # noqa: ARG002
+        """Choose the best action by a drawn estimate, or a random one by `eval_epsilon`."""
+        return self.epsilon_greedy(self.best_of_drawn(obs), self.config.eval_epsilon)
+
     def random_action(self, num_envs: int) -> Tensor:
         """Draw actions uniformly."""
         action: Tensor = self.rng.integers(self.q_network.action_dim, num_envs)
@@ -157,10 +173,6 @@ class ValueBased(TDRegression):
         super().set_progress(progress)
         self.share_random.set(self.epsilon())
 
-    def exploring_q_values(self, obs: Tensor) -> Tensor:
-        """Return the Q that exploring actions are best for, where it is an estimate by samples."""
-        return self.q_values(obs)
-
     def epsilon(self) -> float:
         """Return the share of random actions at the current progress."""
         config = self.config
@@ -178,6 +190,5 @@ class ValueBased(TDRegression):
         """Choose the best action, or with probability epsilon a random one."""
         if not explore:
             return super().act(obs)
-        with self.noise(self.value_network):
-            best = self.exploring_q_values(obs).argmax(-1)
+        best = self.best_of_drawn(obs)
         return best if self.config.noisy else self.epsilon_greedy(best, self.share_random.tensor)

@@ -56,9 +56,22 @@ class Agent:
         self._loaded = load_agent(self.result.checkpoint_path, device=self.config.device)
         return self.result
 
-    def evaluate(self, num_episodes: int | None = None, *, seed: int | None = None) -> EvalResult:
-        """Run whole episodes with the deterministic policy."""
-        return evaluate_agent(self._agent(), num_episodes, seed=seed)
+    def evaluate(
+        self,
+        num_episodes: int | None = None,
+        *,
+        seed: int | None = None,
+        deterministic: bool | None = None,
+    ) -> EvalResult:
+        """Run whole episodes with the policy.
+
+        Args:
+            num_episodes: How many; None takes the run's `eval_episodes`.
+            seed: Seed of the episodes; None takes one that training never used.
+            deterministic: Take the policy's best actions, or sample; None does as the run's
+                `eval_deterministic` says.
+        """
+        return evaluate_agent(self._agent(), num_episodes, seed=seed, deterministic=deterministic)
 
     def evaluate_offline(self, dataset: Source, **options: Any) -> OfflineValue:
         """Estimate the policy's discounted value from recorded data, without an environment.

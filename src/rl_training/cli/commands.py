@@ -17,7 +17,14 @@ from rl_training.cli.data import app as data_app
 from rl_training.cli.deploying import export, predict
 from rl_training.cli.gail_control import gail_control
 from rl_training.cli.ope import HELP, ope
-from rl_training.cli.showing import leaderboard, record, report, watch
+from rl_training.cli.showing import (
+    StochasticOption,
+    deterministic,
+    leaderboard,
+    record,
+    report,
+    watch,
+)
 from rl_training.cli.sweeping import sweep, tune
 
 if TYPE_CHECKING:
@@ -163,15 +170,22 @@ def evaluate(
     best: Annotated[
         bool, typer.Option("--best", help="The run's best checkpoint, not its newest.")
     ] = False,
+    stochastic: StochasticOption = None,
     device: DeviceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run whole episodes with a checkpoint's deterministic policy."""
+    """Run whole episodes with a checkpoint's policy."""
     from rl_training.cli.display import print_metrics
     from rl_training.runtime.workflows import evaluate_checkpoint
 
     result = evaluate_checkpoint(
-        checkpoint, episodes, seed=seed, best=best, device=device or "auto", warn=_warn
+        checkpoint,
+        episodes,
+        seed=seed,
+        best=best,
+        deterministic=deterministic(stochastic),
+        device=device or "auto",
+        warn=_warn,
     )
     if as_json:
         out.print_json(

@@ -31,6 +31,14 @@ BestOption = Annotated[
 EpisodesOption = Annotated[int, typer.Option(help="How many episodes.")]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of the episodes.", min=0)]
 MaxStepsOption = Annotated[int | None, typer.Option(help="Cut each episode after so many steps.")]
+StochasticOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--stochastic/--deterministic",
+        help="Sample actions, or take the best; as the run evaluates if not given.",
+        show_default=False,
+    ),
+]
 
 
 def report(
@@ -79,13 +87,22 @@ def record(
     best: BestOption = False,
     fps: Annotated[int | None, typer.Option(help="Frames per second.")] = None,
     max_steps: MaxStepsOption = None,
+    stochastic: StochasticOption = None,
 ) -> None:
-    """Film a checkpoint's deterministic policy."""
+    """Film a checkpoint's policy."""
     from rl_training.runtime.filming import record_agent
 
     agent = _agent(checkpoint, best)
     target = output or _film_path(checkpoint, agent.step)
-    shown = record_agent(agent, target, episodes=episodes, seed=seed, fps=fps, max_steps=max_steps)
+    shown = record_agent(
+        agent,
+        target,
+        episodes=episodes,
+        seed=seed,
+        fps=fps,
+        max_steps=max_steps,
+        deterministic=deterministic(stochastic),
+    )
     _print_shown(shown)
     out.print(f"video={shown.path}", markup=False, highlight=False)
 
@@ -96,13 +113,24 @@ def watch(
     seed: SeedOption = None,
     best: BestOption = False,
     max_steps: MaxStepsOption = None,
+    stochastic: StochasticOption = None,
 ) -> None:
-    """Show a checkpoint's deterministic policy in a window."""
+    """Show a checkpoint's policy in a window."""
     from rl_training.runtime.filming import watch_agent
 
-    _print_shown(
-        watch_agent(_agent(checkpoint, best), episodes=episodes, seed=seed, max_steps=max_steps)
+    shown = watch_agent(
+        _agent(checkpoint, best),
+        episodes=episodes,
+        seed=seed,
+        max_steps=max_steps,
+        deterministic=deterministic(stochastic),
     )
+    _print_shown(shown)
+
+
+def deterministic(stochastic: bool | None) -> bool | None:
+    """Return what an option `--stochastic` asks of the policy; None leaves it to the run."""
+    return None if stochastic is None else not stochastic
 
 
 def _agent(checkpoint: Path, best: bool) -> LoadedAgent:

@@ -76,6 +76,8 @@ class TrainConfig(Settings):
     actors of a Ray cluster (`ray`)."""
     eval_episodes: NonNegativeInt = 5
     """Episodes per evaluation; 0 never evaluates."""
+    eval_deterministic: bool = True
+    """Evaluate the policy's best actions; false samples them, as far as the policy is random."""
     log_interval: PositiveInt = 1_000
     """Steps between two lines of metrics."""
     checkpoint_interval: NonNegativeInt = 10_000

@@ -104,6 +104,7 @@ def _policy(plan: CollectPlan, agent: LoadedAgent | None, spec: EnvSpec) -> Act:
     learner.rng = Rng((plan.seed,), "collect", learner.device)
 
     state = learner.initial_acting_state(1)
+    act = learner.act_from if plan.deterministic else learner.sample_from
 
     def policy_action(obs: Array, is_first: bool) -> Array:
         if state is not None and is_first:
@@ -112,7 +113,7 @@ def _policy(plan: CollectPlan, agent: LoadedAgent | None, spec: EnvSpec) -> Act:
             return random_action()
         with torch.inference_mode():
             given = torch.from_numpy(obs).to(learner.device)[None, None]  # [S, n, ...]
-            action = learner.act_from(state, given, explore=not plan.deterministic)
+            action = act(state, given)
         chosen: Array = action[0, 0].cpu().numpy()
         return chosen
 

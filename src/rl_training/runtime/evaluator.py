@@ -1,8 +1,8 @@
 """Evaluation on environments of its own.
 
-It draws from no generator of the training run: its environments are seeded by (seed, step), its
-actions are deterministic.  So evaluating more often, or not at all, leaves training unchanged to
-the bit.  Atari games are played whole and for their own scores.
+It draws from no generator of the training run: its environments, and the randomness of acting, are
+seeded by (seed, step).  So evaluating more often, in another way or not at all leaves training
+bit-exact.  Atari games are played whole, and every task pays its own reward.
 """
 
 from __future__ import annotations
@@ -16,16 +16,23 @@ import torch
 from rl_training.algorithms.base import AnyLearner
 from rl_training.envs.factory import evaluation_kwargs
 from rl_training.envs.seeds import SeedVectorEnv
-from rl_training.rng import derive_seed
+from rl_training.rng import Rng, derive_seed
 
 MAX_PARALLEL = 32
 
 
 class Evaluator:
-    """Runs whole episodes with the learner's deterministic policy."""
+    """Runs whole episodes with the learner's policy: its best actions, or sampled ones."""
 
-    def __init__(self, env_id: str, env_kwargs: dict[str, Any], seeds: Sequence[int]) -> None:
-        self.env_id, self.seeds = env_id, tuple(seeds)
+    def __init__(
+        self,
+        env_id: str,
+        env_kwargs: dict[str, Any],
+        seeds: Sequence[int],
+        *,
+        deterministic: bool = True,
+    ) -> None:
+        self.env_id, self.seeds, self.deterministic = env_id, tuple(seeds), deterministic
         self.env_kwargs = evaluation_kwargs(env_kwargs)
         self._envs: SeedVectorEnv | None = None
 
@@ -48,10 +55,15 @@ class Evaluator:
         total = np.zeros(obs.shape[:2])
         running = np.ones(obs.shape[:2], dtype=bool)
         state = learner.initial_acting_state(count)  # an episode that ended is not acted in again
+        act = learner.act_from if self.deterministic else learner.sample_from
+        rng = Rng(
+            [derive_seed(seed, "eval policy", *key) for seed in self.seeds], "eval", learner.device
+        )
+        if state is not None:
+            state.draw_from(rng)
         while running.any():
-            with torch.inference_mode():
-                seen = torch.from_numpy(obs).to(learner.device)
-                action = learner.act_from(state, seen, explore=False)
+            with torch.inference_mode(), learner.drawing_from(rng):
+                action = act(state, torch.from_numpy(obs).to(learner.device))
             step = envs.step(action.cpu().numpy())
             total += np.where(running, step.reward, 0.0)
             running &= ~(step.terminated | step.truncated)

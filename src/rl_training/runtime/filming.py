@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rl_training.envs.factory import evaluation_kwargs, make_env
 from rl_training.envs.spec import AnyEnv
 from rl_training.errors import ConfigError, DataError, EnvError, MissingExtraError
-from rl_training.rng import derive_seed
+from rl_training.rng import Rng, derive_seed
 from rl_training.runtime.workflows import LoadedAgent
 
 Frame = NDArray[np.uint8]
@@ -43,8 +43,9 @@ def record_agent(
     seed: int | None = None,
     fps: int | None = None,
     max_steps: int | None = None,
+    deterministic: bool | None = None,
 ) -> Shown:
-    """Film whole episodes of the deterministic policy.
+    """Film whole episodes of the policy.
 
     Args:
         agent: Who acts.
@@ -53,6 +54,8 @@ def record_agent(
         seed: Seed of the episodes; None takes one that training never used.
         fps: Frames per second; None asks the environment.
         max_steps: Cut each episode after so many steps; None does not.
+        deterministic: Take the policy's best actions, or sample; None does as the run's
+            `eval_deterministic` says.
 
     Raises:
         ConfigError: For another ending, or numbers out of range.
@@ -70,7 +73,8 @@ def record_agent(
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with open_writer(target, rate) as write:
-                shown = _play(agent, env, episodes, seed, max_steps, lambda: write(_frame(env)))
+                show = _Show(agent, env, max_steps, deterministic, lambda: write(_frame(env)))
+                shown = show.play(episodes, seed)
         except OSError as error:
             raise DataError(f"{target} cannot be written ({error}); choose another file") from None
     return Shown(returns=shown.returns, steps=shown.steps, path=target)
@@ -82,8 +86,9 @@ def watch_agent(
     episodes: int = 1,
     seed: int | None = None,
     max_steps: int | None = None,
+    deterministic: bool | None = None,
 ) -> Shown:
-    """Show whole episodes of the deterministic policy in a window, at the environment's speed.
+    """Show whole episodes of the policy in a window, at the environment's speed.
 
     Raises:
         EnvError: When the environment has no window, or there is no screen.
@@ -98,7 +103,7 @@ def watch_agent(
             "`rl-training record` films instead"
         )
     with _environment(agent, "human") as env:
-        return _play(agent, env, episodes, seed, max_steps, lambda: None)
+        return _Show(agent, env, max_steps, deterministic, lambda: None).play(episodes, seed)
 
 
 def _check(episodes: int, fps: int | None, max_steps: int | None) -> None:
@@ -138,46 +143,50 @@ def _without_a_screen() -> Iterator[None]:
             del os.environ[name]
 
 
-def _play(
-    agent: LoadedAgent,
-    env: AnyEnv,
-    episodes: int,
-    seed: int | None,
-    max_steps: int | None,
-    after: Callable[[], None],
-) -> Shown:
-    base = derive_seed(agent.config.seed, "film") if seed is None else seed
-    returns, steps = [], 0
-    for episode in range(episodes):
-        total, length = _episode(agent, env, base + episode, max_steps, after)
-        returns.append(total)
-        steps += length
-    return Shown(returns=tuple(returns), steps=steps)
+class _Show:
+    """Episodes of an agent, with something to be done after every frame."""
 
+    def __init__(
+        self,
+        agent: LoadedAgent,
+        env: AnyEnv,
+        max_steps: int | None,
+        deterministic: bool | None,
+        after: Callable[[], None],
+    ) -> None:
+        self.learner, self.spec, self.env = agent.learner, agent.env_spec, env
+        self.base_seed = derive_seed(agent.config.seed, "film")
+        self.max_steps, self.after = max_steps, after
+        best = agent.config.eval_deterministic if deterministic is None else deterministic
+        self.act = self.learner.act_from if best else self.learner.sample_from
 
-def _episode(
-    agent: LoadedAgent,
-    env: AnyEnv,
-    seed: int,
-    max_steps: int | None,
-    after: Callable[[], None],
-) -> tuple[float, int]:
-    learner, spec = agent.learner, agent.env_spec
-    state = learner.initial_acting_state(1)
-    obs, _ = env.reset(seed=seed % 2**31)
-    after()
-    total, length, over = 0.0, 0, False
-    dtype = np.float32 if len(spec.obs_shape) == 1 else np.dtype(spec.obs_dtype)
-    while not over and (max_steps is None or length < max_steps):
-        seen = torch.from_numpy(np.ascontiguousarray(obs, dtype=dtype)[None, None])
-        with torch.inference_mode():
-            action = learner.act_from(state, seen.to(learner.device), explore=False)
-        scaled = spec.scale_action(action[0, 0].cpu().numpy())
-        chosen: Any = int(scaled) if spec.action_kind == "discrete" else scaled
-        obs, reward, terminated, truncated, _ = env.step(chosen)
-        after()
-        total, length, over = total + float(reward), length + 1, terminated or truncated
-    return total, length
+    def play(self, episodes: int, seed: int | None) -> Shown:
+        """Play episodes; the same seed gives the same ones."""
+        first = self.base_seed if seed is None else seed
+        played = [self._episode(first + episode) for episode in range(episodes)]
+        returns = tuple(total for total, _ in played)
+        return Shown(returns=returns, steps=sum(length for _, length in played))
+
+    def _episode(self, seed: int) -> tuple[float, int]:
+        learner, spec = self.learner, self.spec
+        rng = Rng((seed,), "film", learner.device)
+        state = learner.initial_acting_state(1)
+        if state is not None:
+            state.draw_from(rng)
+        obs, _ = self.env.reset(seed=seed % 2**31)
+        self.after()
+        total, length, over = 0.0, 0, False
+        dtype = np.float32 if len(spec.obs_shape) == 1 else np.dtype(spec.obs_dtype)
+        while not over and (self.max_steps is None or length < self.max_steps):
+            shown = torch.from_numpy(np.ascontiguousarray(obs, dtype=dtype)[None, None])
+            with torch.inference_mode(), learner.drawing_from(rng):
+                action = self.act(state, shown.to(learner.device))
+            scaled = spec.scale_action(action[0, 0].cpu().numpy())
+            chosen: Any = int(scaled) if spec.action_kind == "discrete" else scaled
+            obs, reward, terminated, truncated, _ = self.env.step(chosen)
+            self.after()
+            total, length, over = total + float(reward), length + 1, terminated or truncated
+        return total, length
 
 
 def _frame(env: AnyEnv) -> Frame:

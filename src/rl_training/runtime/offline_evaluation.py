@@ -257,15 +257,13 @@ def policy_of(agent: LoadedAgent, *, stochastic: bool, seed: int) -> Policy:
 
     def actions(observations: NDArray[Any]) -> Tensor:
         rows = torch.from_numpy(np.ascontiguousarray(observations, np.float32)).to(learner.device)
-        kept, learner.rng = learner.rng, Rng((seed,), "ope", learner.device)
-        try:
-            with torch.no_grad():
-                drawn = [
-                    torch.cat([learner.act(part[None], explore=stochastic)[0] for part in parts])
-                    for parts in [torch.split(rows, CHUNK_ROWS)] * (SAMPLES if stochastic else 1)
-                ]
-        finally:
-            learner.rng = kept  # an agent in use draws on as if nothing had happened
+        act = learner.draw_action if stochastic else learner.act
+        # An agent in use draws on as if nothing had happened.
+        with torch.no_grad(), learner.drawing_from(Rng((seed,), "ope", learner.device)):
+            drawn = [
+                torch.cat([act(part[None])[0] for part in parts])
+                for parts in [torch.split(rows, CHUNK_ROWS)] * (SAMPLES if stochastic else 1)
+            ]
         stacked = torch.stack(drawn, 1)  # [n, K, ...]
         # The environment would clip to its box, so a policy of unbounded actions is worth that.
         return stacked.clamp(-1, 1) if bounded else stacked

@@ -76,7 +76,9 @@ class Session:
         self._resources = ExitStack()
         self.has_begun = False
         """Whether the run has its folder and its logs, until they are closed."""
-        self._evaluator = Evaluator(config.env_id, config.env_kwargs, self.seeds)
+        self._evaluator = Evaluator(
+            config.env_id, config.env_kwargs, self.seeds, deterministic=config.eval_deterministic
+        )
         self._loggers: list[MetricLogger] = []
         self._started = self._last_save = time.monotonic()
 

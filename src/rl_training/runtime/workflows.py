@@ -71,7 +71,8 @@ class LoadedAgent:
             raise DataError("the observation holds NaN or infinity")
         with torch.inference_mode():
             obs_tensor = torch.from_numpy(np.ascontiguousarray(batch)).to(self.learner.device)
-            action = self.learner.act(obs_tensor.unsqueeze(0), explore=not deterministic)
+            act = self.learner.act if deterministic else self.learner.draw_action
+            action = act(obs_tensor.unsqueeze(0))
         actions: NDArray[Any] = self.env_spec.scale_action(action[0].cpu().numpy())
         return actions[0] if single else actions
 
@@ -122,9 +123,10 @@ def evaluate_checkpoint(
     seed: int | None = None,
     device: str = "auto",
     best: bool = False,
+    deterministic: bool | None = None,
     warn: Warn | None = None,
 ) -> EvalResult:
-    """Run whole episodes with a checkpoint's deterministic policy.
+    """Run whole episodes with a checkpoint's policy.
 
     Args:
         path: Checkpoint folder, run folder or saved file.
@@ -132,22 +134,33 @@ def evaluate_checkpoint(
         seed: Seed of the episodes; None takes one that training never used.
         device: Where the learner acts.
         best: Take the run's best checkpoint instead of the newest.
+        deterministic: Take the policy's best actions, or sample; None does as the run's
+            `eval_deterministic` says.
         warn: Called about damaged checkpoints passed over.
     """
     agent = load_agent(path, device=device, best=best, warn=warn)
-    return evaluate_agent(agent, num_episodes, seed=seed)
+    return evaluate_agent(agent, num_episodes, seed=seed, deterministic=deterministic)
 
 
 def evaluate_agent(
-    agent: LoadedAgent, num_episodes: int | None = None, *, seed: int | None = None
+    agent: LoadedAgent,
+    num_episodes: int | None = None,
+    *,
+    seed: int | None = None,
+    deterministic: bool | None = None,
 ) -> EvalResult:
-    """Run whole episodes with an agent's deterministic policy."""
+    """Run whole episodes with an agent's policy, see `evaluate_checkpoint`."""
     count = num_episodes if num_episodes is not None else max(agent.config.eval_episodes, 1)
     if count < 1:
         raise DataError(f"num_episodes must be >= 1, got {count}")
     # Training evaluates with (seed, step); another stream keeps these episodes unseen.
     base = agent.config.seed + 1_000_003 if seed is None else seed
-    evaluator = Evaluator(agent.config.env_id, agent.config.env_kwargs, (base,))
+    evaluator = Evaluator(
+        agent.config.env_id,
+        agent.config.env_kwargs,
+        (base,),
+        deterministic=agent.config.eval_deterministic if deterministic is None else deterministic,
+    )
     try:
         returns = evaluator.evaluate(agent.learner, count, agent.step)[0]
     finally:
