@@ -50,7 +50,7 @@ def test_evaluation_plays_whole_games_for_their_own_scores() -> None:
     for_evaluation = evaluation_kwargs(kwargs)
     options = AtariOptions.model_validate(for_evaluation["wrappers"]["atari"])
     assert (options.episodic_life, options.clip_reward, options.frame_skip) == (False, False, 2)
-    assert for_evaluation["wrappers"]["reward_scale"] == 0.5
+    assert "reward_scale" not in for_evaluation["wrappers"]
     assert kwargs["wrappers"] == {"atari": {"frame_skip": 2}, "reward_scale": 0.5}
     assert evaluation_kwargs({"wrappers": {"pixels": {}}}) == {"wrappers": {"pixels": {}}}
 

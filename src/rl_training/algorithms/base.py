@@ -7,15 +7,14 @@ number back from the device.  Shapes: S seeds, B batch, n environments per seed,
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.acting import ActingPart
 from rl_training.algorithms.acting import ActingState as ActingState
+from rl_training.algorithms.acting import Acts
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.optim import Adam, Optimizer, seed_view
 from rl_training.algorithms.results import Metrics as Metrics
@@ -27,17 +26,17 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.rng import Rng
-from rl_training.state import Counter, PerSeed, Stateful
+from rl_training.state import Counter, PerSeed
 from rl_training.validation import parse
 
 BatchT = TypeVar("BatchT", TransitionBatch, RolloutBatch, SequenceBatch)
 
 
-class Learner(Stateful, Generic[BatchT]):
+class Learner(Acts, Generic[BatchT]):
     """Base class of algorithms.
 
     A subclass names its networks in `network_names`, creates targets and optimizers in `setup`, and
-    implements `step` (one update) and `act`.  It has no constructor of its own.
+    implements `step` (one update) and `act` (see `Acts`).  It has no constructor of its own.
     """
 
     config_class: ClassVar[type[AlgoConfig]]
@@ -104,66 +103,6 @@ class Learner(Stateful, Generic[BatchT]):
         A function of `num_updates`; each value is compiled by itself.
         """
         return 0
-
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
-        """Choose actions for `obs` `[S, n, ...]` in learner units (continuous ones in [-1, 1])."""
-        raise NotImplementedError
-
-    def initial_acting_state(self, num_envs: int) -> ActingState | None:  # noqa: ARG002
-        """Return what acting must remember between steps; None where that is nothing.
-
-        Whoever acts owns it: training, evaluation and prediction each have their own.
-        """
-        return None
-
-    def act_from(
-        self,
-        state: ActingState | None,  # noqa: ARG002 - used by learners that have one
-        obs: Tensor,
-        *,
-        explore: bool = False,
-    ) -> Tensor:
-        """Choose actions like `act`, and move `state` on by this step, in place."""
-        return self.act(obs, explore=explore)
-
-    def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:
-        """Draw actions from the policy that was learned, and move `state` on by this step.
-
-        Exploring may add randomness to learn from, which is no part of that policy; a method that
-        does so overrides this.
-        """
-        return self.act_from(state, obs, explore=True)
-
-    def draw_action(self, obs: Tensor) -> Tensor:
-        """Draw actions like `sample_from` for `obs` `[S, n, ...]`, as at the start of episodes."""
-        state = self.initial_acting_state(obs.shape[1])
-        if state is not None:
-            state.draw_from(self.rng)  # its own would draw the same numbers in every call
-        return self.sample_from(state, obs)
-
-    @contextmanager
-    def drawing_from(self, rng: Rng) -> Iterator[None]:
-        """Draw from another generator within; the learner's own stays where it is."""
-        own, self.rng = self.rng, rng
-        try:
-            yield
-        finally:
-            self.rng = own
-
-    def acting_parts(self, num_envs: int) -> dict[str, ActingPart]:  # noqa: ARG002
-        """Return what of acting is to be compiled, by name; nothing means acting as a whole."""
-        return {}
-
-    def use_programs(self, programs: Mapping[str, Callable[..., Any]], num_envs: int) -> None:
-        """Use programs of `acting_parts` for so many environments from now on."""
-
-    def acting_flops(self, num_envs: int) -> float:  # noqa: ARG002
-        """Multiplications of one call of `act_from`, where it costs more than an update."""
-        return 0.0
-
-    def random_action(self, num_envs: int) -> Tensor:
-        """Draw uniformly random actions `[S, n, ...]` in learner units."""
-        raise NotImplementedError
 
     def see_data(self, buffer: ReplayBuffer) -> None:
         """Take statistics of a fixed dataset before learning from it; called once per run."""

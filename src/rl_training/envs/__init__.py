@@ -1,6 +1,7 @@
 """Environments: factory, vectorisation over environments and seeds, exact snapshots."""
 
-from rl_training.envs.factory import evaluation_kwargs, make_env
+from rl_training.envs.factory import make_env
+from rl_training.envs.options import evaluation_kwargs
 from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv, env_seed
 from rl_training.envs.snapshot import ResumeLevel, SnapshotWrapper

@@ -11,7 +11,7 @@ environment's constructor. `wrappers` may hold:
   observations, rendered where the environment has none of its own;
 - `atari: {}`: the usual preprocessing of Atari games, see `AtariOptions`;
 - `reward_scale: 0.1` and `clip_reward: true` (to [-1, 1]) or `clip_reward: [low, high]`, in this
-  order.
+  order; they change what is learned from, and no return in logs and evaluations.
 
 A Discrete observation becomes one-hot float32 and a Dict of Boxes is flattened, without being
 asked.
@@ -33,10 +33,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rl_training.envs.atari import AtariFrames, AtariLives, AtariOptions, emulator_kwargs
 from rl_training.envs.games import register_games
+from rl_training.envs.options import PixelOptions, WrapperOptions, is_atari, wrapper_options
 from rl_training.envs.spec import AnyEnv
 from rl_training.envs.wrappers import OneHotObservation, PixelObservation, RewardTransform
 from rl_training.errors import ConfigError, EnvError, MissingExtraError
@@ -45,36 +45,9 @@ logger = logging.getLogger(__name__)
 register_games()
 
 _EXTRA_OF_MODULE = {"gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d"}
-_WRAPPER_KEYS = (
-    "pixels (resize_shape, frame_stack, channel_first), atari, reward_scale and clip_reward"
-)
 _REFUSED_ARGUMENT = re.compile(
     r"(?:unexpected|multiple values for) (?:keyword )?argument '([^']+)'"
 )
-
-
-class PixelOptions(BaseModel):
-    """`env_kwargs.wrappers.pixels`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    resize_shape: tuple[int, int] | None = None
-    """Height and width in pixels; None keeps the size."""
-    frame_stack: int = Field(default=1, ge=1)
-    """Frames stacked along the channels; 1 is no stacking."""
-    channel_first: bool = True
-    """Channels before height and width, as PyTorch convolutions want them."""
-
-
-class WrapperOptions(BaseModel):
-    """`env_kwargs.wrappers`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    pixels: PixelOptions | None = None
-    reward_scale: float = 1.0
-    clip_reward: bool | tuple[float, float] = False
-    atari: AtariOptions | None = None
 
 
 def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> AnyEnv:
@@ -87,7 +60,7 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> AnyEnv
         MissingExtraError: An optional dependency is missing.
     """
     kwargs = dict(env_kwargs or {})
-    options = _wrapper_options(env_id, kwargs.pop("wrappers", None))
+    options = wrapper_options(env_id, kwargs.pop("wrappers", None))
     max_episode_steps = _episode_limit(env_id, kwargs.pop("max_episode_steps", None))
     if kwargs.get("render_mode") is None:
         kwargs.pop("render_mode", None)
@@ -103,43 +76,6 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> AnyEnv
     else:
         env = _make_registered(env_id, kwargs, max_episode_steps)
     return _wrapped(env, options)
-
-
-def _wrapper_options(env_id: str, raw: object) -> WrapperOptions:
-    if raw is not None and not isinstance(raw, Mapping):
-        raise ConfigError(
-            f"env_kwargs.wrappers of {env_id} must be a mapping, got {raw!r}; allowed keys "
-            f"are {_WRAPPER_KEYS}"
-        )
-    try:
-        options = WrapperOptions.model_validate(dict(raw or {}))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(
-            f"env_kwargs.wrappers.{where} of {env_id}: {first['msg']} (value {first['input']!r}); "
-            f"allowed keys are {_WRAPPER_KEYS}"
-        ) from None
-    if options.atari is not None and (options.pixels is not None or not _is_atari(env_id)):
-        raise ConfigError(
-            f"env_kwargs.wrappers.atari of {env_id} is for games named ALE/..., and not beside "
-            "wrappers.pixels; remove one of the keys"
-        )
-    return options
-
-
-def _is_atari(env_id: str) -> bool:
-    return env_id.startswith("ALE/")
-
-
-def evaluation_kwargs(env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The same environment without what is for training only: whole Atari games, unclipped."""
-    kwargs = dict(env_kwargs)
-    wrappers = kwargs.get("wrappers")
-    if isinstance(wrappers, Mapping) and isinstance(wrappers.get("atari"), Mapping):
-        atari = dict(wrappers["atari"]) | {"episodic_life": False, "clip_reward": False}
-        kwargs["wrappers"] = dict(wrappers) | {"atari": atari}
-    return kwargs
 
 
 def _episode_limit(env_id: str, value: object) -> int | None:
@@ -220,7 +156,7 @@ def _make_own(env_id: str, kwargs: dict[str, Any]) -> AnyEnv:
 
 
 def _make_registered(env_id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> AnyEnv:
-    if _is_atari(env_id):
+    if is_atari(env_id):
         _register_atari(env_id)
     if ":" not in env_id:
         _check_registered(env_id)
@@ -367,10 +303,7 @@ def _wrapped(env: AnyEnv, options: WrapperOptions) -> AnyEnv:
     elif _is_dict_of_boxes(env.observation_space):
         env = gym.wrappers.FlattenObservation(env)
     if options.reward_scale != 1.0 or options.clip_reward is not False:
-        low, high = (None, None) if options.clip_reward is False else (-1.0, 1.0)
-        if isinstance(options.clip_reward, tuple):
-            low, high = options.clip_reward
-        env = RewardTransform(env, options.reward_scale, low, high)
+        env = RewardTransform(env, options.reward_scale, *options.reward_bounds)
     return env
 
 

@@ -222,3 +222,14 @@ def _require_all(owner: object, state: State, skip: Collection[str]) -> None:
             f"environment snapshot: {', '.join(missing)} of {type(owner).__name__} is missing; use "
             "another checkpoint, or the versions of the packages that the run began with."
         )
+
+
+def without_reward_transform(wrappers: State) -> State:
+    """States of wrappers, outermost first, as they are now.
+
+    Up to version 0.1 rewards were transformed by an outermost wrapper.
+    """
+    if "0:RewardTransform" not in wrappers:
+        return wrappers
+    places = {key: key.split(":") for key in wrappers if key != "0:RewardTransform"}
+    return {f"{int(at) - 1}:{name}": wrappers[key] for key, (at, name) in places.items()}

@@ -40,6 +40,7 @@ from rl_training.envs.plain import (
     is_plain,
     plain_attributes,
     set_attributes,
+    without_reward_transform,
 )
 from rl_training.envs.spec import AnyEnv, Array
 from rl_training.errors import CheckpointError, EnvError
@@ -110,6 +111,7 @@ def _wrapper_states(env: AnyEnv, max_bytes: int | None = None) -> State:
 
 
 def _set_wrapper_states(env: AnyEnv, state: State, *, complete: bool) -> None:
+    state = without_reward_transform(state)
     layers = {f"{i}:{type(layer).__name__}": layer for i, layer in enumerate(_wrappers(env))}
     if set(layers) != set(state):
         raise CheckpointError(

@@ -23,13 +23,16 @@ class Step(NamedTuple):
 
     float32 where the task gives float64."""
     reward: Array
-    """float32."""
+    """float32; what to learn from: scaled and clipped where `env_kwargs.wrappers` asks for it."""
     terminated: Array
     """bool; the episode ended by the task's rules. May be true together with `truncated`."""
     truncated: Array
     """bool; the episode was cut off, its last state has a value."""
     final_obs: Array
     """The true successor of the step; the same array as `obs` when no episode ended."""
+    task_reward: Array
+    """float32; what the task itself pays, which returns are made of; the same array as `reward`
+    without a transform."""
 
 
 @dataclass(frozen=True, slots=True)

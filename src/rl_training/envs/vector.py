@@ -67,7 +67,14 @@ class VectorEnv:
         step = self._seeds.step(actions[None])
         obs = step.obs[0]
         final_obs = obs if step.final_obs is step.obs else step.final_obs[0]
-        return Step(obs, step.reward[0], step.terminated[0], step.truncated[0], final_obs)
+        return Step(
+            obs,
+            step.reward[0],
+            step.terminated[0],
+            step.truncated[0],
+            final_obs,
+            step.task_reward[0],
+        )
 
     def snapshot(self) -> State:
         """The state of all environments as plain data; they go on undisturbed."""

@@ -6,6 +6,7 @@ exact.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
@@ -34,14 +35,28 @@ class OneHotObservation(gym.ObservationWrapper[Array, Any, Any]):
         return encoded
 
 
+@dataclass(frozen=True)
+class RewardMap:
+    """What rewards are turned into, to learn from: their sign, times `scale`, clipped."""
+
+    to_sign: bool = False
+    scale: float = 1.0
+    low: float = -np.inf
+    high: float = np.inf
+
+    def __call__(self, reward: Array) -> Array:
+        """Return float32 rewards of the same shape."""
+        signed = np.sign(reward) if self.to_sign else np.asarray(reward, np.float64)
+        clipped: Array = np.minimum(np.maximum(signed * self.scale, self.low), self.high)
+        return clipped.astype(np.float32)
+
+
 class RewardTransform(gym.Wrapper[Any, Any, Any, Any]):
     """Multiplies the reward by `scale`, then clips it to `[low, high]`."""
 
-    def __init__(self, env: AnyEnv, scale: float, low: float | None, high: float | None) -> None:
+    def __init__(self, env: AnyEnv, scale: float, low: float, high: float) -> None:
         super().__init__(env)
-        self._scale = scale
-        self._low = -np.inf if low is None else low
-        self._high = np.inf if high is None else high
+        self._scale, self._low, self._high = scale, low, high
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """One step of the environment with the transformed reward."""

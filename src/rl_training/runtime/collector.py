@@ -60,7 +60,7 @@ class Collector:
         self.obs = step.obs
         self._clock += 1
         # Of one type and not in place: adding mixed types, or one number to itself, takes longer.
-        self.episode_return = self.episode_return + step.reward.astype(np.float64)
+        self.episode_return = self.episode_return + step.task_reward.astype(np.float64)
         if step.final_obs is not step.obs:
             self._close_episodes(step.terminated | step.truncated)
         return CollectedStep(before, array, step)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import AnyLearner
-from rl_training.envs.factory import evaluation_kwargs
+from rl_training.envs.options import evaluation_kwargs
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.rng import Rng, derive_seed
 
@@ -65,7 +65,7 @@ class Evaluator:
             with torch.inference_mode(), learner.drawing_from(rng):
                 action = act(state, torch.from_numpy(obs).to(learner.device))
             step = envs.step(action.cpu().numpy())
-            total += np.where(running, step.reward, 0.0)
+            total += np.where(running, step.task_reward, 0.0)
             running &= ~(step.terminated | step.truncated)
             obs = step.obs
         return [[float(value) for value in row] for row in total]

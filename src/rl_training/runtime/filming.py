@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rl_training.envs.factory import evaluation_kwargs, make_env
+from rl_training.envs.factory import make_env
+from rl_training.envs.options import evaluation_kwargs
 from rl_training.envs.spec import AnyEnv
 from rl_training.errors import ConfigError, DataError, EnvError, MissingExtraError
 from rl_training.rng import Rng, derive_seed
