@@ -17,9 +17,12 @@ from helpers.contract import (
     takes_pixels,
 )
 from rl_training.algorithms.imagining import Imagining
+from rl_training.algorithms.optim import Adam
 from rl_training.data.batch import TransitionBatch
+from rl_training.errors import ConfigError
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.experiment.state_tree import compare_states
+from rl_training.state import Stateful
 
 CASES = [
     (name, TASK[kind])
@@ -174,3 +177,41 @@ def test_update_takes_a_plain_mapping(algo: str) -> None:
     assert dict(twin.update(mapping, global_step=1).metrics) == pytest.approx(
         dict(expected.metrics)
     )
+
+
+OTHER_EPSILONS = {
+    ("gail", "discriminator_optimizer"): "discriminator_adam_epsilon",
+    ("dreamer", "actor_optimizer"): "behaviour_adam_epsilon",
+    ("dreamer", "critic_optimizer"): "behaviour_adam_epsilon",
+}
+"""Optimizers whose epsilon has a setting of its own."""
+DEFAULT_EPSILONS = {
+    ("ppo", "optimizer"): 1e-5,
+    ("gail", "optimizer"): 1e-5,
+    ("dreamer", "actor_optimizer"): 1e-5,
+    ("dreamer", "critic_optimizer"): 1e-5,
+}
+"""Those that are not Adam's usual 1e-8."""
+
+
+@pytest.mark.parametrize("algo", algorithm_names())
+def test_every_adam_has_the_epsilon_of_its_setting(algo: str) -> None:
+    def epsilons(**settings: float) -> dict[str, float]:
+        learner = build(algo, **settings)[0]
+        owners = [learner, *(part for part in vars(learner).values() if isinstance(part, Stateful))]
+        return {
+            name: value.eps
+            for owner in owners
+            for name, value in vars(owner).items()
+            if isinstance(value, Adam)
+        }
+
+    usual = epsilons()
+    assert usual == {name: DEFAULT_EPSILONS.get((algo, name), 1e-8) for name in usual}
+    names = {name: OTHER_EPSILONS.get((algo, name), "adam_epsilon") for name in usual}
+    settings = {
+        setting: 0.1 * place for place, setting in enumerate(sorted(set(names.values())), 1)
+    }
+    assert epsilons(**settings) == {name: settings[setting] for name, setting in names.items()}
+    with pytest.raises(ConfigError, match="adam_epsilon must be > 0"):
+        build(algo, adam_epsilon=0.0)

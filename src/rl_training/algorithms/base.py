@@ -165,15 +165,15 @@ class Learner(Acts, Generic[BatchT]):
         parameters: Iterable[Tensor],
         rate: str = "learning_rate",
         *,
-        eps: float = 1e-8,
+        eps: str = "adam_epsilon",
         max_grad_norm: float | None = None,
         weight_decay: Mapping[Tensor, float] | None = None,
     ) -> Adam:
-        """Create an optimizer whose step size is the setting `rate`."""
+        """Create an optimizer whose step size is the setting `rate` and whose epsilon is `eps`."""
         return Adam(
             parameters,
             self.rate(rate),
-            eps=eps,
+            eps=getattr(self.config, eps),
             max_grad_norm=max_grad_norm,
             weight_decay=weight_decay,
         )

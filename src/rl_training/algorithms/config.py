@@ -11,6 +11,7 @@ from rl_training.validation import (
     Fractions,
     NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     Settings,
     StrictModel,
@@ -72,6 +73,8 @@ class AlgoConfig(Settings):
     """Steps between evaluations; 0 evaluates only at the end."""
     lr_schedule: LRSchedule = Field(default=LRSchedule())
     """Schedule of every learning rate."""
+    adam_epsilon: PositiveFloat = 1e-8
+    """What Adam adds to the root of the mean squared gradient before it divides by it."""
     early_stopping: EarlyStopping | None = None
     """When to stop early; null never does."""
 

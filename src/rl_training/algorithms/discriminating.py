@@ -37,7 +37,9 @@ class Discriminating(PPO):
         """Add the discriminator's optimizer and statistics."""
         super().setup()
         self.discriminator_optimizer = self.adam(
-            self.discriminator.parameters(), "discriminator_learning_rate"
+            self.discriminator.parameters(),
+            "discriminator_learning_rate",
+            eps="discriminator_adam_epsilon",
         )
         shape = (self.model.obs_dim,)
         self.discriminator_norm = RunningNorm(self.num_seeds, shape, self.device)

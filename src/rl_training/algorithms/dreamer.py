@@ -42,9 +42,6 @@ from rl_training.models.rssm import RSSMSequence
 from rl_training.rng import Rng
 from rl_training.state import Scalar
 
-BEHAVIOUR_EPS = 1e-5
-"""Adam's for policy and value: before there is a reward, their gradients are mere rounding."""
-
 
 class Dreamer(ActsFromBelief):
     """A world model, and an actor-critic that learns inside it."""
@@ -66,9 +63,12 @@ class Dreamer(ActsFromBelief):
                 warmup=config.warmup_updates,
             )
 
-        self.world_model_optimizer = adam(self.world_model, "world_model_learning_rate", 1e-8)
-        self.actor_optimizer = adam(self.actor, "actor_learning_rate", BEHAVIOUR_EPS)
-        self.critic_optimizer = adam(self.critic, "critic_learning_rate", BEHAVIOUR_EPS)
+        behaviour = config.behaviour_adam_epsilon
+        self.world_model_optimizer = adam(
+            self.world_model, "world_model_learning_rate", config.adam_epsilon
+        )
+        self.actor_optimizer = adam(self.actor, "actor_learning_rate", behaviour)
+        self.critic_optimizer = adam(self.critic, "critic_learning_rate", behaviour)
         self.target_critic = frozen_copy(self.critic)
         self.return_range = PercentileRange(
             self.num_seeds, self.device, rate=config.return_range_rate

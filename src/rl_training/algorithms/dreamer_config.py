@@ -44,6 +44,10 @@ class DreamerConfig(SequenceSettings):
     """Adam step size of the policy."""
     critic_learning_rate: PositiveFloat = 4e-5
     """Adam step size of the value."""
+    adam_epsilon: PositiveFloat = 1e-8
+    """What Adam adds to the root of the mean squared gradient of the world model."""
+    behaviour_adam_epsilon: PositiveFloat = 1e-5
+    """The same of policy and value: before there is a reward, their gradients are mere rounding."""
     warmup_updates: NonNegativeInt = 1_000
     """Updates over which the step sizes grow from 0."""
     adaptive_clip: PositiveFloat = 0.3

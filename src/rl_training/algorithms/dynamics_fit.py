@@ -42,9 +42,20 @@ class DynamicsTrainer(Stateful):
     """
 
     def __init__(
-        self, model: MLPMOPOEnsembleModel, config: DynamicsConfig, seeds: Sequence[int] = (0,)
+        self,
+        model: MLPMOPOEnsembleModel,
+        config: DynamicsConfig,
+        seeds: Sequence[int] = (0,),
+        *,
+        adam_epsilon: float = 1e-8,
     ) -> None:
         """Create the optimizer and an empty record.
+
+        Args:
+            model: The ensemble.
+            config: How it is fitted.
+            seeds: One per seed of the model.
+            adam_epsilon: See `AlgoConfig`.
 
         Raises:
             ConfigError: When the number of seeds is not the model's.
@@ -61,6 +72,7 @@ class DynamicsTrainer(Stateful):
         self.optimizer = Adam(
             parameters,
             config.model_learning_rate,
+            eps=adam_epsilon,
             weight_decay=model.decays(),
             count_per_seed=True,
         )

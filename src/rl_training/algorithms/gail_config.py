@@ -31,6 +31,8 @@ class GAILConfig(PPOConfig, ExpertSettings):
     `conditional` is `airl` minus its mean over the policy's actions in the same state."""
     discriminator_learning_rate: PositiveFloat = 3e-4
     """Adam step size of the discriminator."""
+    discriminator_adam_epsilon: PositiveFloat = 1e-8
+    """`adam_epsilon` of the discriminator."""
     discriminator_updates: PositiveInt = 8
     """Discriminator steps per rollout."""
     discriminator_batch_size: PositiveInt = 256

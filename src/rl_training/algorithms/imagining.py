@@ -72,7 +72,9 @@ class Imagining(SAC):
     def setup(self) -> None:
         """Add the trainer of the model, which has an optimizer and randomness of its own."""
         super().setup()
-        self.dynamics = DynamicsTrainer(self.dynamics_model, self.config, self.seeds)
+        self.dynamics = DynamicsTrainer(
+            self.dynamics_model, self.config, self.seeds, adam_epsilon=self.config.adam_epsilon
+        )
         self.model_loss = torch.zeros(self.num_seeds, device=self.device)
         """Of the latest gradient step of the model, `[S]`."""
 

@@ -46,6 +46,8 @@ class PPOConfig(PixelConfig):
     """Widths of the hidden layers of policy and value network for vectors, which share none."""
     learning_rate: PositiveFloat = 3e-4
     """Adam step size."""
+    adam_epsilon: PositiveFloat = 1e-5
+    """What Adam adds to the root of the mean squared gradient; as in the authors' code."""
     clip_coef: PositiveFloat = 0.2
     """Half width of the interval the probability ratio is clipped to."""
     ent_coef: NonNegativeFloat = 0.0
@@ -100,9 +102,7 @@ class PPO(OnPolicyLearner):
 
     def setup(self) -> None:
         """Create the optimizer and the observation statistics."""
-        self.optimizer = self.adam(
-            self.model.parameters(), eps=1e-5, max_grad_norm=self.config.max_grad_norm
-        )
+        self.optimizer = self.adam(self.model.parameters(), max_grad_norm=self.config.max_grad_norm)
         self.obs_norm = RunningNorm(self.num_seeds, (self.model.obs_dim,), self.device)
 
     @property

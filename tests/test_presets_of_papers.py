@@ -1,0 +1,164 @@
+"""Presets that say they have the settings of a paper have them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from rl_training.experiment.config import load_config
+from rl_training.resources import preset_names, preset_path
+
+GAMES: dict[str, Any] = {
+    "gamma": 0.99,
+    "encoder": "nature",
+    "buffer_capacity": 1_000_000,
+    "learning_starts": 50_000,
+    "train_frequency": 4,
+    "batch_size": 32,
+    "target_update_interval": 2_500,  # 10,000 agent steps
+    "tau": 1.0,
+    "n_step": 1,
+    "prioritized": False,
+    "max_grad_norm": None,
+    "epsilon_start": 1.0,
+}
+SOFT: dict[str, Any] = {
+    "gamma": 0.99,
+    "learning_rate": 3e-4,
+    "actor_learning_rate": None,
+    "adam_epsilon": 1e-8,
+    "hidden_sizes": (256, 256),
+    "batch_size": 256,
+    "buffer_capacity": 1_000_000,
+    "tau": 0.005,
+    "alpha": "auto",
+    "target_entropy": None,
+    "gradient_updates_per_step": 1,
+    "train_frequency": 1,
+}
+MODEL: dict[str, Any] = {
+    "gamma": 0.99,
+    "num_ensembles": 7,
+    "model_hidden_sizes": (200, 200, 200, 200),
+    "model_learning_rate": 1e-3,
+    "adam_epsilon": 1e-8,
+    "synthetic_batch_ratio": 0.95,
+    "tau": 0.005,
+}
+PAPERS: dict[str, dict[str, Any]] = {
+    "dqn/breakout_atari": GAMES
+    | {
+        "learning_rate": 6.25e-5,
+        "adam_epsilon": 1.5e-4,
+        "epsilon_end": 0.1,
+        "eval_epsilon": 0.05,
+        "features_dim": 512,
+    },
+    "fqf/breakout_atari": GAMES
+    | {
+        "learning_rate": 5e-5,
+        "adam_epsilon": 0.01 / 32,
+        "fraction_learning_rate": 2.5e-9,
+        "num_quantiles": 32,
+        "embedding_dim": 64,
+        "kappa": 1.0,
+        "entropy_coef": 1e-3,
+        "double": False,
+        "dueling": False,
+        "epsilon_end": 0.01,
+        "eval_epsilon": 0.001,
+    },
+    "ppo/breakout_atari": {
+        "gamma": 0.99,
+        "gae_lambda": 0.95,
+        "num_steps": 128,
+        "minibatch_size": 256,
+        "update_epochs": 4,
+        "learning_rate": 2.5e-4,
+        "adam_epsilon": 1e-5,
+        "clip_coef": 0.1,
+        "clip_value": 0.1,
+        "ent_coef": 0.01,
+        "vf_coef": 0.5,
+        "max_grad_norm": 0.5,
+        "normalize_advantage": True,
+    },
+    "sac/halfcheetah": SOFT | {"learning_starts": 10_000},
+    "sac/hopper": SOFT | {"learning_starts": 1_000},
+    "mbpo/hopper": MODEL
+    | {
+        "learning_starts": 5_000,
+        "gradient_updates_per_step": 20,
+        "target_entropy": -1.0,
+        "rollout_schedule": (20_000, 150_000, 1, 15),
+        "rollout_batch_size": 100_000,
+        "model_train_frequency": 250,
+    },
+    "mbpo/inverted_pendulum": MODEL
+    | {
+        "learning_starts": 500,
+        "gradient_updates_per_step": 10,
+        "target_entropy": -0.05,
+        "rollout_horizon": 1,
+        "rollout_batch_size": 100_000,
+        "model_train_frequency": 250,
+    },
+    "mopo/halfcheetah": MODEL
+    | {
+        "rollout_horizon": 1,
+        "penalty_coef": 1.0,
+        "target_entropy": -3.0,
+        "rollout_batch_size": 50_000,
+        "rollouts_kept": 5,
+    },
+    "pets/halfcheetah": {
+        "adam_epsilon": 1e-8,
+        "model_hidden_sizes": (200, 200, 200, 200),
+        "planning_horizon": 30,
+        "planning_candidates": 500,
+        "planning_topk": 50,
+        "planning_iterations": 5,
+        "planning_particles": 20,
+    },
+    "rlpd/halfcheetah": {
+        "gamma": 0.99,
+        "learning_rate": 3e-4,
+        "adam_epsilon": 1e-8,
+        "hidden_sizes": (256, 256),
+        "num_critics": 10,
+        "num_target_critics": 2,
+        "use_layer_norm": True,
+        "gradient_updates_per_step": 20,
+        "offline_batch_ratio": 0.5,
+        "tau": 0.005,
+    },
+}
+SAMPLED = (
+    "dqn/breakout_atari",
+    "fqf/breakout_atari",
+    "ppo/breakout_atari",
+    "dreamer/breakout_atari",
+    "dreamer/pong_atari",
+)
+
+
+@pytest.mark.parametrize("preset", PAPERS)
+def test_a_preset_has_the_settings_of_its_paper(preset: str) -> None:
+    settings = load_config(preset).algo_config.model_dump()
+    assert {name: settings[name] for name in PAPERS[preset]} == PAPERS[preset]
+
+
+def test_no_preset_speaks_of_a_paper_without_being_checked() -> None:
+    claim = re.compile(r"(settings|sizes) of the (\w+ )?(paper|authors)", re.IGNORECASE)
+    names = preset_names()
+    claiming = [name for name in names if claim.search(preset_path(name).read_text("utf-8"))]
+    assert sorted(claiming) == sorted(PAPERS)
+
+
+def test_games_are_evaluated_as_in_the_papers() -> None:
+    sampled = [name for name in preset_names() if not load_config(name).eval_deterministic]
+    assert sorted(sampled) == sorted(SAMPLED)
+    for name in SAMPLED[:3]:
+        assert load_config(name).env_kwargs["max_episode_steps"] == 27_000
