@@ -6,8 +6,10 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from helpers.contract import small_config
 from helpers.tiny import run_cli
@@ -113,6 +115,68 @@ def test_a_whole_game_takes_all_lives_and_fire_is_pressed_for_each() -> None:
         steps += 1
     assert ended, "without FIRE the ball would wait for ever"
     assert env.unwrapped.ale.lives() == 0
+
+
+class Emulator(gym.Env[Any, Any]):
+    """A game without pictures in which every 10th frame costs a life; it waits for FIRE."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(0, 255, (128,), np.uint8)
+        self.action_space = spaces.Discrete(4)
+        self.frames: list[int] = []
+        self.ale = self
+        self.left, self.since, self.waits = 3, 0, True
+
+    def get_action_meanings(self) -> list[str]:
+        return ["NOOP", "FIRE", "RIGHT", "LEFT"]
+
+    def getScreenDims(self) -> tuple[int, int]:  # noqa: N802 - the emulator's name
+        return 40, 36
+
+    def getScreenGrayscale(self, screen: np.ndarray) -> None:  # noqa: N802
+        screen[:] = len(self.frames)
+
+    def lives(self) -> int:
+        return self.left
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.left, self.since, self.waits = 3, 0, True
+        return np.zeros(128, np.uint8), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.frames.append(int(action))
+        self.waits = self.waits and action != 1
+        self.since += not self.waits
+        if self.since == 10:
+            self.left, self.since, self.waits = self.left - 1, 0, True
+        return np.zeros(128, np.uint8), 1.0, self.left == 0, False, {}
+
+
+@pytest.mark.parametrize("episodic_life", [False, True])
+def test_every_step_holds_the_action_that_it_was_given(episodic_life: bool) -> None:
+    emulator = Emulator()
+    options = AtariOptions(
+        noop_max=0, screen_size=36, fire_reset=True, episodic_life=episodic_life, clip_reward=False
+    )
+    env = AtariLives(AtariFrames(emulator, options), options)
+    env.reset(seed=0)
+    ended, lost = False, []
+    while emulator.left:
+        if ended:
+            env.reset()
+        start, before = len(emulator.frames), emulator.left
+        obs, reward, ended, _, _ = env.step(3)
+        held = emulator.frames[start:]
+        assert set(held[:4]) == {3}, "another action than the one that a replay holds"
+        if emulator.left < before:
+            lost.append((held[4:], emulator.waits))
+        else:
+            assert held == [3, 3, 3, 3]
+        assert reward == len(held)
+        assert obs[0, 0, 0] == len(emulator.frames), "what is seen is what the game shows"
+    # FIRE follows in the step that loses the life, and the next one is the agent's again.
+    assert lost == [([1, 1, 1, 1], False), ([1, 1, 1, 1], False), ([], True)]
 
 
 class Lives:

@@ -38,7 +38,7 @@ class AtariOptions(BaseModel):
     sticky_actions: bool = False
     """Let the emulator repeat the last action with probability 0.25 (Machado et al., 2018)."""
     fire_reset: bool = False
-    """Press FIRE at the start of a game and after each lost life, for games that wait for it."""
+    """Press FIRE at the start of a game, and in the step that loses a life, for games that wait."""
     episodic_life: bool = True
     """End an episode at each lost life; in training only."""
     clip_reward: bool = True
@@ -101,7 +101,6 @@ class AtariFrames(gym.Wrapper[Array, Any, Any, Any]):
         self._screen_shape = (height, width)
         self._shrink = _Shrink(height, width, options.screen_size)
         self._lives = 0
-        self._fire_next = False
         size = options.screen_size
         self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
 
@@ -127,7 +126,7 @@ class AtariFrames(gym.Wrapper[Array, Any, Any, Any]):
                 self.env.reset()
         if self._fires and self._ended(self.env.step(FIRE)):
             self.env.reset()
-        self._lives, self._fire_next = self.lives, False
+        self._lives = self.lives
         return self._shrink(self._screen()), info
 
     @staticmethod
@@ -135,9 +134,20 @@ class AtariFrames(gym.Wrapper[Array, Any, Any, Any]):
         return bool(step[2] or step[3])
 
     def step(self, action: Any) -> tuple[Array, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Hold an action for some frames; returns the sum of their rewards."""
-        if self._fire_next:
-            action = FIRE
+        """Hold an action for some frames; returns the sum of their rewards.
+
+        Where a life was lost, FIRE is held after it: in a step of its own it would take the place
+        of the agent's action, and a replay would hold what was not done.
+        """
+        frame, total, terminated, truncated, info = self._hold(action)
+        lives = self.lives
+        if self._fires and lives < self._lives and not (terminated or truncated):
+            frame, more, terminated, truncated, info = self._hold(FIRE)
+            total, lives = total + more, self.lives
+        self._lives = lives
+        return frame, total, terminated, truncated, info
+
+    def _hold(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         total, terminated, truncated = 0.0, False, False
         info: dict[str, Any] = {}
         screen, before = None, None
@@ -151,9 +161,6 @@ class AtariFrames(gym.Wrapper[Array, Any, Any, Any]):
         assert screen is not None
         if before is not None:
             screen = np.maximum(screen, before)
-        lives = self.lives
-        self._fire_next = self._fires and lives < self._lives
-        self._lives = lives
         return self._shrink(screen), total, terminated, truncated, info
 
 
