@@ -10,6 +10,7 @@ from torch import Tensor
 
 from helpers.contract import build, make_batch
 from rl_training.algorithms.gail import GAIL
+from rl_training.algorithms.gail_config import GAILConfig
 from rl_training.data.batch import RolloutBatch
 from rl_training.data.generator_replay import Pairs
 from rl_training.envs.spec import EnvSpec
@@ -38,7 +39,7 @@ ONE_SIDED, WITH_A_SINGLE_VALUE = box((-2.0, -1.0), (6.0, 1.0)), box((-2.0, 3.0),
 def test_an_expert_that_behaves_as_the_policy_does_cannot_be_told_from_it(env: EnvSpec) -> None:
     # The policy's mean is near a bound, so that the environment clips many of its draws.
     spec = get_algorithm_spec("gail")
-    config = spec.config_class(
+    config = GAILConfig(
         initial_log_std=-1.0,
         reward_form="conditional",
         discriminator_hidden_sizes=(16,),
@@ -47,7 +48,7 @@ def test_an_expert_that_behaves_as_the_policy_does_cannot_be_told_from_it(env: E
     learner = spec.build(env, config, (0,))
     assert isinstance(learner, GAIL)
     with torch.no_grad():
-        learner.model.actor.layers[-1].bias.fill_(0.95)
+        next(reversed(list(learner.model.actor.parameters()))).fill_(0.95)  # the last bias
     rows, size = 4096, 256
     obs, ended = Rng((0,), "obs").normal(rows, 2), torch.zeros(1, rows)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -196,7 +198,7 @@ DEFAULT_EPSILONS = {
 
 @pytest.mark.parametrize("algo", algorithm_names())
 def test_every_adam_has_the_epsilon_of_its_setting(algo: str) -> None:
-    def epsilons(**settings: float) -> dict[str, float]:
+    def epsilons(**settings: Any) -> dict[str, float]:
         learner = build(algo, **settings)[0]
         owners = [learner, *(part for part in vars(learner).values() if isinstance(part, Stateful))]
         return {

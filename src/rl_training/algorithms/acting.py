@@ -74,6 +74,9 @@ class Acts(Stateful):
         """
         return self.act_from(state, obs, explore=True)
 
+    def follow(self, state: ActingState | None, obs: Tensor, action: Tensor) -> None:
+        """Move `state` on by a step from `obs` in which somebody else chose `action`, in place."""
+
     def draw_action(self, obs: Tensor) -> Tensor:
         """Draw actions like `sample_from` for `obs` `[S, n, ...]`, as at the start of episodes."""
         state = self.initial_acting_state(obs.shape[1])

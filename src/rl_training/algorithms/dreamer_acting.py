@@ -80,9 +80,7 @@ class ActsFromBelief(Learner[SequenceBatch]):
     def act_from(self, state: ActingState | None, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Take in `obs` `[S, n, ...]` and act on the belief that follows."""
         assert isinstance(state, DreamerState)
-        model, actor = self.world_model, self.actor
-        noise = model.rssm.latent.draw_noise(state.rng, obs.shape[1])
-        belief = model.rssm.observe_step(state.belief, state.action, model.encoder(obs), noise)
+        actor, belief = self.actor, self._believe(state, obs)
         features = belief.features
         if explore:
             action = actor.sample(features, actor.draw_noise(state.rng, obs.shape[1]))
@@ -91,6 +89,18 @@ class ActsFromBelief(Learner[SequenceBatch]):
         action = actor.executed(action)
         state.advance(belief, action)
         return action.argmax(-1) if actor.discrete else action
+
+    @torch.no_grad()
+    def follow(self, state: ActingState | None, obs: Tensor, action: Tensor) -> None:
+        """Take in `obs` `[S, n, ...]` and remember that `action` was taken there."""
+        assert isinstance(state, DreamerState)
+        state.advance(self._believe(state, obs), encode_action(action, self.actor))
+
+    def _believe(self, state: DreamerState, obs: Tensor) -> RSSMState:
+        """Return the belief after `obs` `[S, n, ...]`."""
+        model = self.world_model
+        noise = model.rssm.latent.draw_noise(state.rng, obs.shape[1])
+        return model.rssm.observe_step(state.belief, state.action, model.encoder(obs), noise)
 
     def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Act on `obs` `[S, n, ...]` as at the start of an episode."""

@@ -91,6 +91,16 @@ class Planned(TransitionLearner):
         state.advance(plan, kept)
         return plan[:, :, 0]
 
+    def follow(
+        self,
+        state: ActingState | None,
+        obs: Tensor,  # noqa: ARG002 - the next search looks for itself
+        action: Tensor,  # noqa: ARG002
+    ) -> None:
+        """Drop the first action of the last plans, whose time has passed."""
+        assert isinstance(state, PlanningState)
+        state.advance(state.plan, state.kept)
+
     def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Plan from `obs` `[S, n, D]` as at the start of an episode."""
         return self.act_from(self.initial_acting_state(obs.shape[1]), obs, explore=explore)

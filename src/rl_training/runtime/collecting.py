@@ -91,33 +91,36 @@ def collect_dataset(
 def _policy(plan: CollectPlan, agent: LoadedAgent | None, spec: EnvSpec) -> Act:
     """Return a function from an observation to an action in learner units."""
     rng = np.random.default_rng(derive_seed(plan.seed, "collect"))
-
-    def random_action() -> Array:
-        if spec.num_actions is not None:
-            return np.asarray(rng.integers(spec.num_actions))
-        return rng.uniform(-1.0, 1.0, spec.action_dim).astype(np.float32)
-
     if agent is None:
-        return lambda _, __: random_action()
+        return lambda _, __: _random_action(spec, rng)
     spec.require_same_task(agent.env_spec, "collect from the checkpoint's own environment")
     learner = agent.learner
-    learner.rng = Rng((plan.seed,), "collect", learner.device)
-
-    state = learner.initial_acting_state(1)
+    policy_rng = Rng((plan.seed,), "collect", learner.device)
     act = learner.act_from if plan.deterministic else learner.sample_from
+    state = learner.initial_acting_state(1)
+    if state is not None:
+        state.draw_from(policy_rng)
 
     def policy_action(obs: Array, is_first: bool) -> Array:
+        given = torch.from_numpy(obs).to(learner.device)[None, None]  # [S, n, ...]
         if state is not None and is_first:
             state.begin_episodes(torch.ones(1, 1, dtype=torch.bool, device=learner.device))
-        if plan.epsilon > 0 and rng.random() < plan.epsilon:
-            return random_action()
-        with torch.inference_mode():
-            given = torch.from_numpy(obs).to(learner.device)[None, None]  # [S, n, ...]
-            action = act(state, given)
-        chosen: Array = action[0, 0].cpu().numpy()
+        with torch.inference_mode(), learner.drawing_from(policy_rng):
+            if plan.epsilon > 0 and rng.random() < plan.epsilon:
+                taken = _random_action(spec, rng)
+                # A policy with a memory must know of this step too.
+                learner.follow(state, given, torch.from_numpy(taken).to(learner.device)[None, None])
+                return taken
+            chosen: Array = act(state, given)[0, 0].cpu().numpy()
         return chosen
 
     return policy_action
+
+
+def _random_action(spec: EnvSpec, rng: np.random.Generator) -> Array:
+    if spec.num_actions is not None:
+        return np.asarray(rng.integers(spec.num_actions))
+    return rng.uniform(-1.0, 1.0, spec.action_dim).astype(np.float32)
 
 
 def _gather(
