@@ -24,6 +24,7 @@ from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.experiment.state_tree import compare_states
+from rl_training.runtime.recorder import FOLD_AFTER, MetricRecorder
 from rl_training.state import Stateful
 
 CASES = [
@@ -78,6 +79,38 @@ def test_metrics_are_finite_and_exactly_the_declared_ones(algo: str, task: str) 
         assert result.metrics.tensors[name].shape[0] == 1, name
         assert not result.metrics.tensors[name].requires_grad, name
     assert result.num_gradient_steps >= 1
+
+
+@pytest.mark.parametrize("algo", algorithm_names())
+def test_log_lines_may_follow_any_number_of_updates(algo: str) -> None:
+    """Windows that end where the recorder has just folded, or that hold nothing, are no exception.
+
+    Each window is recorded update by update, as rows of a compiled block, and both ways with a
+    checkpoint in the middle and at the end.
+    """
+    seeds = (3, 7)
+    learner, env = build(algo, seeds=seeds)
+    result = learner.update(make_batch(algo, env, seeds))
+    names = list(get_algorithm_spec(algo).metrics)
+    tensors = [result.metrics.tensors[n].double().reshape(len(seeds), -1).mean(1) for n in names]
+    row = torch.stack(tensors, -1)  # [S, M]
+    expected = [dict(zip(names, means, strict=True)) for means in row.tolist()]
+    recorders = [MetricRecorder(names, len(seeds), learner.device) for _ in range(3)]
+    windows = (1, FOLD_AFTER - 1, FOLD_AFTER, 0, 2 * FOLD_AFTER, FOLD_AFTER + 1, FOLD_AFTER)
+    for window in windows:
+        for _ in range(window):
+            recorders[0].record(result)
+        recorders[1].record_rows(row.expand(window, -1, -1))
+        for part in (window // 2, window - window // 2):
+            recorders[2].record_rows(row.expand(part, -1, -1))
+            restored = MetricRecorder(names, len(seeds), learner.device)
+            restored.load_state_dict(recorders[2].state_dict())
+            recorders[2] = restored
+        for recorder in recorders:
+            for means, known in zip(recorder.flush(), expected, strict=True):
+                assert means == pytest.approx(known if window else {}, rel=1e-9, abs=1e-12), window
+    assert recorders[1].total_gradient_steps.value == sum(windows)
+    assert all(recorder.first_bad() == [{}, {}] for recorder in recorders)
 
 
 @every_case

@@ -12,11 +12,13 @@ import torch
 from helpers.contract import TASK, flat_state, has_settings, small_config, takes_pixels
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import load_config
+from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.resources import preset_names
+from rl_training.runtime.recorder import FOLD_AFTER
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
-from rl_training.runtime.workflows import load_agent, predict_from_checkpoint
+from rl_training.runtime.workflows import load_agent, predict_from_checkpoint, resume_training
 
 ROOT = Path(__file__).resolve().parents[2]
 every_algorithm = pytest.mark.parametrize("algo", algorithm_names())
@@ -107,6 +109,17 @@ def test_resumed_run_equals_the_uninterrupted_one(
     report = verify_resume(small_config(algo, tmp_path, **variant), 70)
     assert report.identical, report.lines()
     assert report.resume_level == "exact"
+
+
+def test_log_lines_of_a_run_may_lie_as_many_updates_apart_as_the_recorder_folds(
+    tmp_path: Path,
+) -> None:
+    window = FOLD_AFTER
+    changes = {"total_timesteps": 2 * window, "log_interval": window, "eval_episodes": 0}
+    config = small_config("dqn", tmp_path, **changes, accelerate="off")
+    result = resume_training(train(config, stop_at=2 * window - 8).run_dir)
+    steps = [row["gradient_steps"] for row in read_metrics(result.run_dir, "train")]
+    assert steps[1] - steps[0] == window
 
 
 @every_algorithm

@@ -57,9 +57,13 @@ class MetricRecorder:
         self._num_rows += rows.shape[0]
         self._fold_when_due()
 
+    @property
+    def _num_waiting(self) -> int:
+        """Updates that are not added up yet."""
+        return len(self._pending[0]) + self._num_rows + self._restored.shape[1]
+
     def _fold_when_due(self) -> None:
-        waiting = len(self._pending[0]) + self._num_rows + self._restored.shape[1]
-        if waiting >= FOLD_AFTER:
+        if self._num_waiting >= FOLD_AFTER:
             self._fold()
 
     def _fold(self) -> None:
@@ -92,7 +96,8 @@ class MetricRecorder:
         """Return the averages of each seed since the last flush, and start anew."""
         if self.updates.value == 0:
             return [{} for _ in self.sums]
-        self._fold()
+        if self._num_waiting:  # none are where the last update of the window filled the lists
+            self._fold()
         rows = (self.sums / self.updates.value).tolist()
         self.sums.zero_()
         self.updates.value = 0
