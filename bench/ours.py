@@ -32,7 +32,7 @@ from bench.world_model import dreamer as dreamer
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.runs import create_run_folder
+from rl_training.experiment.runs import new_run
 from rl_training.runtime.accelerate import Accelerator, ReplayRunner
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.collector import Collector
@@ -192,7 +192,7 @@ def checkpoint(pace: Pace) -> None:
             config,
             spec,
             envs.spec,
-            lambda: create_run_folder(config),
+            new_run(config),
             resume_level=lambda: envs.resume_level,
         )
         session.accelerator = Accelerator(config, envs.spec, learner, session.say)

@@ -145,6 +145,12 @@ def resume(
     total_timesteps: Annotated[
         int | None, typer.Option(help="New end of the run; schedules keep their plan.")
     ] = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Go on in a new run, in this folder; a checkpoint outside its run does so in runs."
+        ),
+    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Take a run up again where it stopped, to the bit."""
@@ -154,6 +160,7 @@ def resume(
     result = resume_training(
         checkpoint,
         total_timesteps=total_timesteps,
+        output_dir=output_dir,
         callbacks=[display_for(err, quiet=quiet)],
         warn=_warn,
     )

@@ -145,12 +145,12 @@ def warn(text: str) -> None:
 
 
 def _film_path(checkpoint: Path, step: int) -> Path:
-    """Return where `report` finds the film: beside the run's logs."""
+    """Return where `report` finds the film, beside the run's logs; that of a copy is put here."""
+    from rl_training.runtime.resuming import home_of
+
     if checkpoint.is_file():
         return checkpoint.with_suffix(".mp4")
-    is_run = (checkpoint / "config.yaml").is_file()
-    run = checkpoint if is_run else checkpoint.resolve().parent.parent
-    return run / "videos" / f"step_{step}.mp4"
+    return (home_of(checkpoint) or Path()) / "videos" / f"step_{step}.mp4"
 
 
 def _print_shown(shown: Shown) -> None:

@@ -19,7 +19,12 @@ from rl_training.experiment.checkpoint_load import (
 from rl_training.experiment.checkpoint_manifest import MANIFEST_NAME, read_manifest, verify_sizes
 
 Warn = Callable[[str], None]
+Accept = Callable[[LoadedCheckpoint], None]
 _T = TypeVar("_T")
+
+
+class ForeignCheckpoint(CheckpointError):
+    """A checkpoint of another run than the one whose folder it is in."""
 
 
 def list_checkpoints(run_dir: Path | str) -> list[CheckpointEntry]:
@@ -54,7 +59,7 @@ def resolve_checkpoint(
         verify_checkpoint(found, components)
         return found
 
-    if _is_checkpoint(path):
+    if is_checkpoint(path):
         return _only_step(path, step)
     return _first_good(path, step, check, warn)
 
@@ -65,22 +70,28 @@ def open_checkpoint(
     step: int | None = None,
     components: Collection[str] | None = None,
     warn: Warn | None = None,
+    accept: Accept | None = None,
 ) -> LoadedCheckpoint:
     """Resolve and load in one go: safe while a trainer saves and prunes, and hashed only once.
 
-    Arguments and errors are those of `resolve_checkpoint` and `load_checkpoint`.
+    Arguments and errors are those of `resolve_checkpoint` and `load_checkpoint`; `accept` may raise
+    a `CheckpointError` for one that must not be used, which is then passed over too.
     """
     path = Path(path)
 
     def load(found: Path) -> LoadedCheckpoint:
-        return load_checkpoint(found, components)
+        loaded = load_checkpoint(found, components)
+        if accept is not None:
+            accept(loaded)
+        return loaded
 
-    if _is_checkpoint(path):
+    if is_checkpoint(path):
         return load(_only_step(path, step))
     return _first_good(path, step, load, warn)
 
 
-def _is_checkpoint(path: Path) -> bool:
+def is_checkpoint(path: Path) -> bool:
+    """Tell whether a path is that of one checkpoint, not of a folder that holds some."""
     return files.step_of(path) is not None or (path / MANIFEST_NAME).exists()
 
 
@@ -113,22 +124,31 @@ def _first_good(path: Path, step: int | None, use: Callable[[Path], _T], warn: W
     tell = warn or logging.getLogger(__name__).warning
     for _ in range(ATTEMPTS):
         entries = _entries(path, step)
-        failures: list[str] = []
+        failures: list[CheckpointError] = []
         for entry in entries:
             found = _attempt(use, entry.path)
             if not isinstance(found, CheckpointError):
                 for failure in failures:
-                    tell(f"damaged checkpoint passed over: {failure}")
+                    tell(passed_over(failure))
                 return found
-            failures.append(str(found))
+            failures.append(found)
             if not entry.path.exists():
                 break  # not damaged but pruned or replaced while we read: look again
         # All failed: if the trainer has pruned or replaced them meanwhile, there are new ones.
         if _entries(path, step) == entries:
             break
-    raise CheckpointError(
-        f"{path} has no good checkpoint; tried {len(failures)}: {' | '.join(failures)}"
-    )
+    kind = CheckpointError
+    if all(isinstance(failure, ForeignCheckpoint) for failure in failures):
+        kind = ForeignCheckpoint
+    reasons = " | ".join(map(str, failures))
+    raise kind(f"{path} has no good checkpoint; tried {len(failures)}: {reasons}")
+
+
+def passed_over(failure: CheckpointError) -> str:
+    """Say which checkpoint was not used, and why."""
+    foreign = isinstance(failure, ForeignCheckpoint)
+    kind = "checkpoint of another run" if foreign else "damaged checkpoint"
+    return f"{kind} passed over: {failure}"
 
 
 def _attempt(use: Callable[[Path], _T], path: Path) -> _T | CheckpointError:

@@ -7,8 +7,11 @@ no lock.  One process at a time may write to a run; the run's own lock sees to t
 """
 
 from rl_training.experiment.checkpoint_catalog import (
+    ForeignCheckpoint,
+    is_checkpoint,
     list_checkpoints,
     open_checkpoint,
+    passed_over,
     prune_checkpoints,
     resolve_checkpoint,
 )
@@ -28,15 +31,18 @@ __all__ = [
     "SCHEMA_VERSION",
     "CheckpointEntry",
     "FileRecord",
+    "ForeignCheckpoint",
     "LoadedCheckpoint",
     "Manifest",
     "Segmented",
     "SingleFile",
     "checkpoints_dir",
+    "is_checkpoint",
     "list_checkpoints",
     "load_checkpoint",
     "load_single_file",
     "open_checkpoint",
+    "passed_over",
     "prune_checkpoints",
     "read_manifest",
     "resolve_checkpoint",

@@ -1,4 +1,8 @@
-"""The folder of a run: its name, what it says about itself, and its lock."""
+"""The folder of a run: its name, what it says about itself, its identity and its lock.
+
+A run has a random id, in the `run.json` of its folder and in each of its checkpoints, by which a
+checkpoint is known for the run's own; members of a group have one each.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from importlib import metadata
@@ -24,14 +28,23 @@ from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment import checkpoint_files as files
 from rl_training.experiment.config import TrainConfig
 
+RUN_FILE = "run.json"
 REPORTED_PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "pydantic", "mujoco", "ale-py")
 
 
-def create_run_folder(config: TrainConfig, run_suffix: str | None = None) -> Path:
+def create_run_folder(
+    config: TrainConfig, run_suffix: str | None = None, *, continues: Path | None = None
+) -> Path:
     """Make the folder of a new run, with its configuration and circumstances in it.
 
     The folder appears whole, in one step: a process that dies here leaves either nothing under that
     name or a run that `resume` can begin.
+
+    Args:
+        config: The run.
+        run_suffix: Appended to the name of the folder.
+        continues: Checkpoint that the run goes on from; a `run_name` that is taken gets a number
+            then.
 
     Raises:
         ConfigError: When `run_name` is taken, or the folder cannot be made.
@@ -45,8 +58,9 @@ def create_run_folder(config: TrainConfig, run_suffix: str | None = None) -> Pat
         files.make_parents(parent)
         files.make_dir(staged)
         try:
-            _describe_run(staged, config)
-            return _publish(staged, parent, name, unique=config.run_name is None)
+            _describe_run(staged, config, continues)
+            unique = config.run_name is None or continues is not None
+            return _publish(staged, parent, name, unique=unique)
         except BaseException:
             files.remove_tree(staged)
             raise
@@ -56,16 +70,50 @@ def create_run_folder(config: TrainConfig, run_suffix: str | None = None) -> Pat
         ) from None
 
 
-def _describe_run(path: Path, config: TrainConfig) -> None:
+@contextmanager
+def new_run(
+    config: TrainConfig, run_suffix: str | None = None, *, continues: Path | None = None
+) -> Iterator[Path]:
+    """Make the folder of a new run and hold it; arguments are those of `create_run_folder`."""
+    path = create_run_folder(config, run_suffix, continues=continues)
+    with run_lock(path):
+        yield path
+
+
+def _describe_run(path: Path, config: TrainConfig, continues: Path | None) -> None:
+    system = describe_system()
+    if continues is not None:
+        system |= {"continues": str(continues.resolve())}
     for member, folder in zip(config.members, member_folders(path, config), strict=True):
         if folder != path:
             files.make_dir(folder)
+            _write_description(folder, system)
         _write_text(folder / "config.yaml", config.for_member(member).to_yaml())
         files.fsync_dir(folder)
     if config.is_group:
         _write_text(path / "config.yaml", config.to_yaml())
-    _write_text(path / "run.json", json.dumps(describe_system(), indent=2))
+    _write_description(path, system)
     files.fsync_dir(path)
+
+
+def _write_description(folder: Path, system: Mapping[str, Any]) -> None:
+    described = {"id": secrets.token_hex(16), **system}
+    _write_text(folder / RUN_FILE, json.dumps(described, indent=2))
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """Return what `run.json` says; nothing where there is none that can be read."""
+    try:
+        described = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return described if isinstance(described, dict) else {}
+
+
+def run_id(folder: Path) -> str | None:
+    """Return the identity of the run in a folder; runs of older versions have none."""
+    known = read_description(folder).get("id")
+    return known if isinstance(known, str) and known else None
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 from rl_training.errors import CheckpointError, ConfigError
@@ -11,6 +12,7 @@ from rl_training.experiment.checkpointing import (
     LoadedCheckpoint,
     list_checkpoints,
     open_checkpoint,
+    passed_over,
 )
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.runs import member_folders
@@ -18,6 +20,7 @@ from rl_training.runtime.headers import checked
 from rl_training.validation import parse
 
 Warn = Callable[[str], None]
+Accept = Callable[[Path, LoadedCheckpoint], None]
 _MEMBER = re.compile(r"seed_(\d+)(-.+)?")
 
 
@@ -34,8 +37,11 @@ def load_group(
     folders: Sequence[Path],
     warn: Warn | None,
     components: Collection[str] | None = None,
+    accept: Accept | None = None,
 ) -> tuple[TrainConfig, list[LoadedCheckpoint]]:
     """Load the newest step that every member has whole, or `components` of it.
+
+    `accept` may raise a `CheckpointError` for a member's folder and a checkpoint in it.
 
     Returns:
         The configuration of the group, and the checkpoints in the order of its members.
@@ -44,7 +50,7 @@ def load_group(
         CheckpointError: When a member is missing, or no step is common to all.
     """
     group = _of_those_there(_described(path) or _remembered(path, folders), path)
-    loaded = _common_step(member_folders(path, group), warn, components)
+    loaded = _common_step(member_folders(path, group), warn, components, accept)
     # All but the members is taken from the checkpoints: a run that was extended has another end.
     config = parse(TrainConfig, loaded[0].header["config"])
     return config.replace(seeds=group.seeds, grid=group.grid), loaded
@@ -89,21 +95,31 @@ def _of_those_there(config: TrainConfig, path: Path) -> TrainConfig:
 
 
 def _common_step(
-    folders: Sequence[Path], warn: Warn | None, components: Collection[str] | None
+    folders: Sequence[Path],
+    warn: Warn | None,
+    components: Collection[str] | None,
+    accept: Accept | None,
 ) -> list[LoadedCheckpoint]:
     steps = [{entry.step for entry in list_checkpoints(folder)} for folder in folders]
-    problems: list[str] = []
+    problems: list[CheckpointError] = []
     for step in sorted(set.intersection(*steps), reverse=True):
         try:
             loaded = [
-                checked(open_checkpoint(folder, step=step, components=components))
+                checked(
+                    open_checkpoint(
+                        folder,
+                        step=step,
+                        components=components,
+                        accept=None if accept is None else partial(accept, folder),
+                    )
+                )
                 for folder in folders
             ]
         except CheckpointError as error:
-            problems.append(str(error))
+            problems.append(error)
             continue
         for problem in problems if warn else ():
-            warn(f"damaged checkpoint passed over: {problem}")  # type: ignore[misc]
+            warn(passed_over(problem))  # type: ignore[misc]
         return loaded
-    tried = f" ({'; '.join(problems)})" if problems else ""
+    tried = f" ({'; '.join(map(str, problems))})" if problems else ""
     raise CheckpointError(f"{folders[0].parent} has no step that every seed has whole{tried}")

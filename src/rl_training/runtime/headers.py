@@ -25,6 +25,7 @@ class RunHeader(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
+    run_id: str | None = None
     config: dict[str, Any]
     env_spec: dict[str, Any]
     seed: _Count

@@ -6,7 +6,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from rl_training.experiment.checkpointing import (
     save_checkpoint,
 )
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.runs import run_id
 from rl_training.experiment.state_tree import slice_seed, stack_seeds
 from rl_training.runtime.diagnostics import non_finite, tensors_in
 from rl_training.state import require_same_keys
@@ -57,6 +58,7 @@ class Saver:
         self._notes = list(notes)
         self.config, self.env_spec, self.folders = config, env_spec, list(folders)
         self._resume_level = resume_level
+        self._run_ids = [run_id(folder) for folder in folders]
         self.origins: list[dict[str, Any]] = []
         """Where the first parameters of each member came from, if not from its seed."""
         self.newest: list[Path] = []
@@ -140,6 +142,7 @@ class Saver:
     def _header(self, index: int, log_offset: int, best_step: int) -> dict[str, Any]:
         member = self.config.members[index]
         return {
+            "run_id": self._run_ids[index],
             "config": self.config.for_member(member).resolved(),
             "group": self._group,
             "env_spec": self.env_spec.model_dump(mode="json"),
@@ -153,7 +156,31 @@ class Saver:
         }
 
     def restore(self, loaded: Sequence[LoadedCheckpoint], parts: Mapping[str, Any]) -> list[str]:
-        """Put saved states back into the parts; returns messages for the user."""
+        """Put saved states of this run back into the parts; returns messages for the user."""
+        messages = self._adopt(loaded, parts)
+        self.newest = [checkpoint.path for checkpoint in loaded]
+        self._newest_step = loaded[0].step
+        for checkpoint, folder in zip(loaded, self.folders, strict=True):
+            messages += set_newer_aside(folder, checkpoint.step)
+        return messages
+
+    def continue_from(
+        self, path: Path, loaded: Sequence[LoadedCheckpoint], parts: Mapping[str, Any]
+    ) -> list[str]:
+        """Put states that another folder holds into the parts of a run with a new folder.
+
+        Nothing of the new folder is left when that fails; returns messages for the user.
+        """
+        folder = self.folders[0].parent if self.config.is_group else self.folders[0]
+        with ExitStack() as undo:
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            messages = self._adopt(loaded, parts)
+            undo.pop_all()
+        where = f"{path} goes on in a new run, {folder}, whose log begins at step {loaded[0].step}"
+        reason = "only a checkpoint in the folder of its own run is continued in place"
+        return [f"{where}: {reason}", *messages]
+
+    def _adopt(self, loaded: Sequence[LoadedCheckpoint], parts: Mapping[str, Any]) -> list[str]:
         messages: list[str] = []
         for checkpoint in loaded:
             require_same_keys(parts, checkpoint.states, str(checkpoint.path))
@@ -163,14 +190,10 @@ class Saver:
                 messages += part.load_state_dict(state) or []
                 if _has_segments(part):
                     restore_seed_segments(loaded, name, part)
-        self.newest = [checkpoint.path for checkpoint in loaded]
-        self._newest_step = loaded[0].step
         origins = [checkpoint.header.get("origin") for checkpoint in loaded]
         self.origins = [origin for origin in origins if origin is not None]
         if not self.config.is_group:  # a member that goes on alone still belongs to its group
             self._group = loaded[0].header.get("group", self._group)
-        for checkpoint, folder in zip(loaded, self.folders, strict=True):
-            messages += set_newer_aside(folder, checkpoint.step)
         before, now = loaded[0].header["device"], parts["learner"].device.type
         if before != now:
             messages.append(
@@ -255,8 +278,8 @@ def _require_finite(states: Mapping[str, Any], step: int) -> None:
 
 def _write_best(folder: Path, step: int) -> None:
     """Say which checkpoint is the best, for people and for `--best`."""
-    if step < 0:
-        return
+    if not (files.checkpoints_dir(folder) / f"step_{step}").is_dir():
+        return  # never evaluated, or in the folder of the run that this one continues
     text = json.dumps({"step": step, "path": f"checkpoints/step_{step}"})
     temporary = folder / f".{BEST_FILE}.tmp"
     with files.advise(f"writing {folder / BEST_FILE}"):

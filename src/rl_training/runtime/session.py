@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricLogger, open_loggers
-from rl_training.experiment.runs import member_folders, run_lock
+from rl_training.experiment.runs import member_folders
 from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.clock import Clock
@@ -44,12 +44,13 @@ class Session:
         config: TrainConfig,
         spec: AlgorithmSpec,
         env_spec: EnvSpec,
-        open_folder: Callable[[], Path],
+        folder: AbstractContextManager[Path],
         *,
         callbacks: Sequence[Callback] = (),
         signals: SignalFlag | None = None,
         resume_level: Callable[[], str],
         restore_from: Sequence[LoadedCheckpoint] = (),
+        continues: Path | None = None,
         origin: Origin | None = None,
         stop_at: int | None = None,
     ) -> None:
@@ -67,11 +68,11 @@ class Session:
         self.counts: Callable[[], dict[str, float]] = dict
         """Numbers of the loop, the same for all seeds, for the log and the result."""
         self._signals = signals or SignalFlag()
-        self._restore_from = restore_from
+        self._restore_from, self._continues = restore_from, continues
         self._origin = origin
         self._stop_at = stop_at
         self._previous = self._next_event = 0
-        self._open_folder = open_folder
+        self._folder = folder
         self._resume_level = resume_level
         self._resources = ExitStack()
         self.has_begun = False
@@ -123,14 +124,14 @@ class Session:
             notes: What there is to say about the data; also kept in the log and in checkpoints.
         """
         taken = [] if self._origin is None else self._origin.take_over(self.learner, self.parts)
-        self.run_dir = self.state.run_dir = self._open_folder()
-        self._resources.enter_context(run_lock(self.run_dir))
+        self.run_dir = self.state.run_dir = self._resources.enter_context(self._folder)
         self._folders = member_folders(self.run_dir, self.config)
         self._saver = Saver(self.config, self.env_spec, self._folders, self._resume_level, notes)
         messages = taken + self._populate(start, see_data)
         step = self.clock.step.value
         self._previous = self.state.step = self.state.start_step = step
-        offsets = [loaded.header["log_offset"] for loaded in self._restore_from]
+        is_new = not self._restore_from or self._continues is not None
+        offsets = [] if is_new else [c.header["log_offset"] for c in self._restore_from]
         self._loggers = open_loggers(self.config, self.run_dir, self._folders, offsets, step)
         self.has_begun = True
         for logger in self._loggers if not offsets else ():
@@ -142,10 +143,13 @@ class Session:
         if self._origin is not None:
             # What was taken over is worth this much; saved, the run needs the other no more.
             self.evaluate()
+        if self._origin is not None or self._continues is not None:
             self.save()
 
     def _populate(self, start: Callable[[], None], see_data: Callable[[], None]) -> list[str]:
         """Fill the parts with what they begin with; returns messages."""
+        if self._continues is not None:
+            return self._saver.continue_from(self._continues, self._restore_from, self.parts)
         if self._restore_from:
             return self._saver.restore(self._restore_from, self.parts)
         start()

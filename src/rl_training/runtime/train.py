@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from rl_training.errors import ConfigError, EnvError, NonFiniteError
 from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.runs import create_run_folder
+from rl_training.experiment.runs import new_run
 from rl_training.experiment.trackers import require_trackers
 from rl_training.models.precision import set_precision
 from rl_training.runtime.accelerate import Accelerator
@@ -68,7 +68,7 @@ def train(
     given = config.from_checkpoint if from_checkpoint is None else from_checkpoint
     if given is not None:  # absolute, so that the run can be taken up from anywhere
         config = config.replace(from_checkpoint=str(Path(given).expanduser().resolve()))
-    return _run(config, lambda: create_run_folder(config, run_suffix), callbacks, (), stop_at)
+    return _run(config, new_run(config, run_suffix), callbacks, stop_at=stop_at)
 
 
 def continue_run(
@@ -77,16 +77,29 @@ def continue_run(
     loaded: Sequence[LoadedCheckpoint],
     callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
-    """Take a run up from its checkpoints, one per seed."""
-    return _run(config, lambda: run_dir, callbacks, loaded, None)
+    """Take a run up from its checkpoints, one per seed, in its own folder; the caller holds it."""
+    return _run(config, nullcontext(run_dir), callbacks, loaded)
+
+
+def continue_elsewhere(
+    config: TrainConfig,
+    path: Path,
+    loaded: Sequence[LoadedCheckpoint],
+    callbacks: Sequence[Callback] = (),
+) -> TrainResult:
+    """Go on from checkpoints, one per seed, in a new folder; `path` is where they were given."""
+    folder = new_run(config, continues=path)
+    return _run(config, folder, callbacks, loaded, continues=path)
 
 
 def _run(
     config: TrainConfig,
-    open_folder: Callable[[], Path],
+    folder: AbstractContextManager[Path],
     callbacks: Sequence[Callback],
-    loaded: Sequence[LoadedCheckpoint],
-    stop_at: int | None,
+    loaded: Sequence[LoadedCheckpoint] = (),
+    *,
+    continues: Path | None = None,
+    stop_at: int | None = None,
 ) -> TrainResult:
     spec = get_algorithm_spec(config.algo)
     device = choose_device(config.device)
@@ -117,11 +130,12 @@ def _run(
             config,
             spec,
             task,
-            open_folder,
+            folder,
             callbacks=callbacks,
             signals=stack.enter_context(watch_signals()),
             resume_level=lambda: "exact" if envs is None else envs.resume_level,
             restore_from=loaded,
+            continues=continues,
             origin=origin,
             stop_at=stop_at,
         )

@@ -6,6 +6,7 @@ A checkpoint is enough: neither the original YAML nor, for prediction, the envir
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,22 @@ from rl_training.algorithms.base import AnyLearner
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError, DataError
 from rl_training.experiment.checkpointing import (
-    list_checkpoints,
     load_single_file,
     open_checkpoint,
     read_manifest,
     resolve_checkpoint,
 )
-from rl_training.experiment.config import TrainConfig, load_config
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import run_lock
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluator import Evaluator
-from rl_training.runtime.groups import Warn, group_folders, load_group
+from rl_training.runtime.groups import Warn, group_folders
 from rl_training.runtime.headers import check_header, checked
 from rl_training.runtime.results import EvalResult, TrainResult
+from rl_training.runtime.resuming import find_start, home_of
 from rl_training.runtime.saving import usable
-from rl_training.runtime.train import choose_device, continue_run
+from rl_training.runtime.train import choose_device, continue_elsewhere, continue_run
 from rl_training.validation import parse
 
 
@@ -179,21 +181,28 @@ def resume_training(
     path: str | Path,
     *,
     total_timesteps: int | None = None,
+    output_dir: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
     warn: Warn | None = None,
 ) -> TrainResult:
     """Take a run up again and train to its end.
+
+    A run goes on in its own folder. A checkpoint that is not in the `checkpoints` folder of its own
+    run, a copy, goes on in a new run, and nothing else is changed.
 
     Args:
         path: A checkpoint folder, a run folder (its newest good checkpoint is used), or the folder
             of a group (the newest step that all members have).
         total_timesteps: New end of the run; schedules keep their plan and stay at their end beyond
             it.
+        output_dir: Go on in a new run, whose folder is made here; None does so for copies alone,
+            in `runs`.
         callbacks: Observers.
         warn: Called about damaged checkpoints passed over.
 
     Raises:
         CheckpointError: When there is nothing to resume from.
+        RLTrainingError: When another process is training in the run's folder.
     """
     path = Path(path)
     if path.is_file():
@@ -201,33 +210,18 @@ def resume_training(
             f"{path} is a file; training is resumed from a run folder or one of its checkpoints "
             "(a file made by save() holds the agent alone, without replay and environments)"
         )
-    group = group_folders(path)
-    never_saved = _without_checkpoint(path, group)
-    if never_saved is not None:
-        if warn is not None:
-            warn(f"{path} was stopped before its first checkpoint: it starts from its beginning")
-        return continue_run(_with_end(never_saved, total_timesteps), path, (), callbacks)
-    if group:
-        config, members = load_group(path, group, warn)
-        return continue_run(_with_end(config, total_timesteps), path, members, callbacks)
-    loaded = checked(open_checkpoint(path, warn=warn))
-    config = parse(TrainConfig, loaded.header["config"])
-    run_dir = loaded.path.parent.parent
-    return continue_run(_with_end(config, total_timesteps), run_dir, [loaded], callbacks)
-
-
-def _with_end(config: TrainConfig, total_timesteps: int | None) -> TrainConfig:
-    return config if total_timesteps is None else config.replace(total_timesteps=total_timesteps)
-
-
-def _without_checkpoint(path: Path, group: Sequence[Path]) -> TrainConfig | None:
-    """Return the configuration of a run that was stopped before its first checkpoint, or None."""
-    steps = [{entry.step for entry in list_checkpoints(folder)} for folder in group or (path,)]
-    # A group killed in its first save has that one step, but not of every member.
-    begun = len(set().union(*steps)) > 1 or bool(set.intersection(*steps))
-    if begun or not (path / "config.yaml").is_file():
-        return None
-    return load_config(path / "config.yaml")
+    home = home_of(path) if output_dir is None else None
+    # Held before it is read: what another process trains in between would be undone here.
+    with nullcontext() if home is None else run_lock(home):
+        config, loaded = find_start(path, home, warn)
+        if total_timesteps is not None:
+            config = config.replace(total_timesteps=total_timesteps)
+        if home is not None:
+            return continue_run(config, home, loaded, callbacks)
+        # A stranger's checkpoint does not choose where we write.
+        usual = TrainConfig.model_fields["output_dir"].default
+        config = config.replace(output_dir=usual if output_dir is None else output_dir)
+        return continue_elsewhere(config, path, loaded, callbacks)
 
 
 def _one_seed(path: Path) -> Path:

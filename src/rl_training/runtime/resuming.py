@@ -1,0 +1,138 @@
+"""Which run a path belongs to, and which checkpoints in it to go on from.
+
+A checkpoint is continued in place only inside `<run>/checkpoints/` of the run that wrote it; a copy
+anywhere else, be it in the folder of another run, goes on in a new folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rl_training.errors import CheckpointError, ConfigError
+from rl_training.experiment.checkpointing import (
+    ForeignCheckpoint,
+    LoadedCheckpoint,
+    checkpoints_dir,
+    is_checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    open_checkpoint,
+)
+from rl_training.experiment.config import TrainConfig, load_config
+from rl_training.experiment.runs import read_description, run_id
+from rl_training.experiment.yaml_loader import load_yaml
+from rl_training.runtime.groups import Warn, group_folders, load_group
+from rl_training.runtime.headers import checked
+from rl_training.validation import parse
+
+Start = tuple[TrainConfig, Sequence[LoadedCheckpoint]]
+"""A run's configuration, and a checkpoint per member; none begins it."""
+
+
+def home_of(path: Path) -> Path | None:
+    """Return the folder of the run that a path belongs to; None for a copy, which has no run.
+
+    Only what never changes is read, so the folder need not be held yet: descriptions of runs, and
+    of a checkpoint that is asked for by its own path.
+
+    Raises:
+        CheckpointError: When a checkpoint asked for by its own path is damaged.
+    """
+    if is_checkpoint(path):
+        run = _run_around(_spelled_out(path).parent)
+        if run is None or not _belongs(checked(load_checkpoint(path, ())), run):
+            return None
+        return run
+    return path if _is_run(path) else _run_around(_spelled_out(path))
+
+
+def _spelled_out(path: Path) -> Path:
+    """Return a path whose parents are what its words say: not of `.`, nor through `..`."""
+    if path.name == "..":
+        return path.resolve()
+    if ".." in path.parts:
+        return path.parent.resolve() / path.name
+    return path if len(path.parts) > 2 else path.absolute()
+
+
+def _run_around(folder: Path) -> Path | None:
+    """Return the run whose `checkpoints` a folder is."""
+    run = folder.parent
+    return run if folder == checkpoints_dir(run) and _is_run(run) else None
+
+
+def _is_run(folder: Path) -> bool:
+    described = run_id(folder) is not None or _described(folder) is not None
+    return described or any(_is_run(member) for member in group_folders(folder))
+
+
+def _described(folder: Path) -> TrainConfig | None:
+    """Return the configuration in a folder, if it is one of a run."""
+    try:
+        return parse(TrainConfig, load_yaml(folder / "config.yaml").data)
+    except ConfigError:
+        return None
+
+
+def _belongs(checkpoint: LoadedCheckpoint, run: Path) -> bool:
+    """Tell whether a run wrote a checkpoint; without identities their configurations must agree."""
+    ours, theirs = run_id(run), checkpoint.header.get("run_id")
+    if ours is not None or theirs is not None:
+        return ours == theirs
+    described = _described(run)
+    return described is not None and _plan(described) == _plan(_config_of(checkpoint))
+
+
+def _plan(config: TrainConfig) -> Mapping[str, Any]:
+    """Return what stays the same when a run is made longer."""
+    return {k: value for k, value in config.resolved().items() if k != "total_timesteps"}
+
+
+def _config_of(checkpoint: LoadedCheckpoint) -> TrainConfig:
+    return parse(TrainConfig, checkpoint.header["config"])
+
+
+def _require_own(run: Path, checkpoint: LoadedCheckpoint) -> None:
+    if not _belongs(checked(checkpoint), run):
+        raise ForeignCheckpoint(
+            f"{checkpoint.path} is a checkpoint of another run than that of {run}; give its own "
+            "path to go on from it in a new run"
+        )
+
+
+def find_start(path: Path, home: Path | None, warn: Warn | None) -> Start:
+    """Return what a run goes on from; `home` must be held, or be None.
+
+    Raises:
+        CheckpointError: When there is nothing to go on from.
+    """
+    group = group_folders(path)
+    never_saved = None if home is None else _without_checkpoint(path, group)
+    if never_saved is not None:
+        if warn is not None:
+            warn(f"{path} was stopped before its first checkpoint: it starts from its beginning")
+        return never_saved, ()
+    if group:
+        return load_group(path, group, warn, accept=None if home is None else _require_own)
+    accept = None if home is None else partial(_require_own, home)
+    loaded = checked(open_checkpoint(path, warn=warn, accept=accept))
+    return _config_of(loaded), [loaded]
+
+
+def _without_checkpoint(path: Path, group: Sequence[Path]) -> TrainConfig | None:
+    """Return the configuration of a run that was stopped before its first checkpoint, or None."""
+    steps = [{entry.step for entry in list_checkpoints(folder)} for folder in group or (path,)]
+    # A group killed in its first save has that one step, but not of every member.
+    begun = len(set().union(*steps)) > 1 or bool(set.intersection(*steps))
+    if begun or not (path / "config.yaml").is_file():
+        return None
+    continues = read_description(path).get("continues")
+    if continues is not None:
+        raise CheckpointError(
+            f"{path} was stopped before its first checkpoint; resume {continues} again, from which "
+            "it was to go on"
+        )
+    return load_config(path / "config.yaml")
