@@ -107,8 +107,8 @@ class Learner(Acts, Generic[BatchT]):
     def see_data(self, buffer: ReplayBuffer) -> None:
         """Take statistics of a fixed dataset before learning from it; called once per run."""
 
-    def see_task(self, env: EnvSpec, env_kwargs: Mapping[str, Any]) -> None:
-        """Take what is known about the task besides its shapes; called once after building."""
+    def see_task(self, env: EnvSpec, env_kwargs: Mapping[str, Any], may_import: bool) -> None:
+        """Take what is known of the task but shapes; `may_import` lets it import named modules."""
 
     def begin_round(self, buffer: ReplayBuffer) -> None:
         """Take statistics of the replay before a round of updates."""

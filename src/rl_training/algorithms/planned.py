@@ -30,6 +30,7 @@ from rl_training.algorithms.planning import (
 from rl_training.envs.rewards import reward_for
 from rl_training.envs.spec import EnvSpec
 from rl_training.envs.terminations import termination_for
+from rl_training.envs.transition_functions import BoundFunction, NotImportedError
 from rl_training.errors import ConfigError
 from rl_training.rng import Rng
 
@@ -55,19 +56,34 @@ class Planned(TransitionLearner):
         self._box = (-ones, ones)
         self._functions: tuple[TransitionFunction | None, TransitionFunction | None] = (None, None)
         self._programs: dict[tuple[int, ...], Callable[..., Any]] = {}
+        self._not_imported: NotImportedError | None = None
 
-    def see_task(self, env: EnvSpec, env_kwargs: Mapping[str, Any]) -> None:
-        """Take the reward and the ends of episodes that are known of the task."""
-        config = self.config
-        reward = None
-        if config.reward_function != "learned":
-            reward = reward_for(env, env_kwargs, config.reward_function, self.device)
-        ends = None
-        if not config.model_learn_terminations or config.termination_function != "auto":
-            ends = termination_for(env, env_kwargs, config.termination_function, self.device)
-        self._functions = (reward, ends)
+    def see_task(self, env: EnvSpec, env_kwargs: Mapping[str, Any], may_import: bool) -> None:
+        """Take the reward and the ends of episodes that are known of the task.
+
+        A function that would have to be imported, and may not be, is missed when planning.
+        """
+        try:
+            reward, ends = self._known_functions(env, env_kwargs, may_import)
+        except NotImportedError as error:
+            self._not_imported = error
+            return
+        self._not_imported, self._functions = None, (reward, ends)
         bounds = [(f.low, f.high) for f in (reward, ends) if f is not None]
         self._function_bounds = tuple(bounds)
+
+    def _known_functions(
+        self, env: EnvSpec, env_kwargs: Mapping[str, Any], may_import: bool
+    ) -> tuple[BoundFunction | None, BoundFunction | None]:
+        config, device = self.config, self.device
+        reward = ends = None
+        if config.reward_function != "learned":
+            name = config.reward_function
+            reward = reward_for(env, env_kwargs, name, device, may_import=may_import)
+        if not config.model_learn_terminations or config.termination_function != "auto":
+            name = config.termination_function
+            ends = termination_for(env, env_kwargs, name, device, may_import=may_import)
+        return reward, ends
 
     def initial_acting_state(self, num_envs: int) -> PlanningState:
         """Return empty plans, and the randomness of the searches from them."""
@@ -138,6 +154,8 @@ class Planned(TransitionLearner):
         return obs, plans, *self._sampler().draw(rng, plans)
 
     def _sampler(self) -> TrajectorySampler:
+        if self._not_imported is not None:
+            raise self._not_imported
         reward, termination = self._functions
         return TrajectorySampler(
             model=self.dynamics_model,

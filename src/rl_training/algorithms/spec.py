@@ -89,6 +89,8 @@ class AlgorithmSpec:
         device: torch.device | str = "cpu",
         varied: Mapping[str, Sequence[float]] | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
+        *,
+        may_import: bool = False,
     ) -> AnyLearner:
         """Build the learner of this algorithm for a task and a group.
 
@@ -99,9 +101,10 @@ class AlgorithmSpec:
             device: Where it learns.
             varied: Settings in which members differ, with one value for each.
             env_kwargs: How the environment is made, for learners that know its rules.
+            may_import: Import modules that the settings name, where the task will be run anyway.
         """
         self.check_env(env)
         networks = self.networks(env, config, Rng(seeds, "networks", device))
         learner = self.learner(config=config, seeds=seeds, varied=varied, **networks)
-        learner.see_task(env, env_kwargs or {})
+        learner.see_task(env, env_kwargs or {}, may_import)
         return learner

@@ -126,6 +126,7 @@ class Agent:
                 (config.seed,),
                 choose_device(config.device),
                 env_kwargs=config.env_kwargs,
+                may_import=True,
             )
             self._loaded = LoadedAgent(learner, config, env_spec, step=0)
         return self._loaded

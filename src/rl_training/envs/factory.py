@@ -36,6 +36,7 @@ from gymnasium import spaces
 
 from rl_training.envs.atari import AtariFrames, AtariLives, AtariOptions, emulator_kwargs
 from rl_training.envs.games import register_games
+from rl_training.envs.named_modules import import_named
 from rl_training.envs.options import PixelOptions, WrapperOptions, is_atari, wrapper_options
 from rl_training.envs.spec import AnyEnv
 from rl_training.envs.wrappers import OneHotObservation, PixelObservation, RewardTransform
@@ -99,7 +100,7 @@ def _is_own_class(env_id: str) -> bool:
             "environment is named as module:Class, for instance my_tasks:Corridor"
         )
     try:
-        module = importlib.import_module(module_name)
+        module = import_named(module_name, f"environment {env_id}")
     except ImportError as error:
         raise EnvError(
             f"environment {env_id}: module {module_name!r} cannot be imported ({error}); install "
@@ -133,7 +134,7 @@ def _own_class(env_id: str) -> type[AnyEnv]:
     make the file a program. A class of environments was at least written to be made from here.
     """
     module_name, _, name = env_id.partition(":")
-    named = getattr(importlib.import_module(module_name), name)
+    named = getattr(import_named(module_name, f"environment {env_id}"), name)
     if not (isinstance(named, type) and issubclass(named, gym.Env)):
         what = f"the class {name}" if isinstance(named, type) else f"a {type(named).__name__}"
         raise EnvError(

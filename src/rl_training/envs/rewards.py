@@ -36,6 +36,8 @@ def reward_for(
     env_kwargs: Keywords | None = None,
     name: str = "auto",
     device: torch.device | str = "cpu",
+    *,
+    may_import: bool = True,
 ) -> BoundFunction | None:
     """Return the reward function of a task.
 
@@ -44,6 +46,7 @@ def reward_for(
         env_kwargs: How its environment is made.
         name: `auto` for the built-in one of the task, or `module:function`.
         device: Where it will be used.
+        may_import: Import the module of an own function if that has not been done.
 
     Returns:
         A function of `[S, B, ...]` in learner units, or None where `auto` knows none: then the
@@ -55,7 +58,7 @@ def reward_for(
     """
     keywords = env_kwargs or {}
     if name != "auto":
-        function = own_function(name, REWARD)
+        function = own_function(name, REWARD, may_import=may_import)
         check_function(function, name, REWARD, env)
         return BoundFunction(function, env, device)
     make = _FAMILIES.get(family_of(env.env_id))

@@ -38,6 +38,8 @@ def termination_for(
     env_kwargs: Keywords | None = None,
     name: str = "auto",
     device: torch.device | str = "cpu",
+    *,
+    may_import: bool = True,
 ) -> BoundFunction | None:
     """Return the termination function of a task.
 
@@ -46,6 +48,7 @@ def termination_for(
         env_kwargs: How its environment is made; healthy ranges and the like are followed.
         name: `auto` for the built-in one of the task, `never`, or `module:function`.
         device: Where it will be used.
+        may_import: Import the module of an own function if that has not been done.
 
     Returns:
         A function of `[S, B, ...]` in learner units, or None where `auto` knows none: then the
@@ -60,7 +63,7 @@ def termination_for(
     elif name == "auto":
         function = built_in_termination(env.env_id, env_kwargs or {})
     else:
-        function = own_function(name, TERMINATION)
+        function = own_function(name, TERMINATION, may_import=may_import)
     if function is None:
         return None
     check_function(function, env.env_id if name == "auto" else name, TERMINATION, env)

@@ -4,12 +4,13 @@ Such a function takes tensors `obs [B, D], action [B, A], next_obs [B, D]`, acti
 environment's units, and gives `[B]`: bool for terminations, float32 for rewards.  An own one is
 named as `module:function` and marked by a decorator.  The name may stem from a stranger's
 checkpoint: calling whatever it names, `os:system` say, would make the file a program; a marked
-function was at least written to be called from here.
+function was at least written to be called from here.  Importing its module runs code as well, so
+whoever looks up a function says whether that is allowed.
 """
 
 from __future__ import annotations
 
-import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -17,6 +18,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from rl_training.envs.named_modules import import_named
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import EnvError
 
@@ -75,10 +77,20 @@ class BoundFunction:
         return flat.view(obs.shape[:-1])
 
 
-def own_function(name: str, kind: Kind) -> StateFunction:
+class NotImportedError(EnvError):
+    """A function whose module is not imported yet, where importing it is not allowed."""
+
+
+def own_function(name: str, kind: Kind, *, may_import: bool = True) -> StateFunction:
     """Return the function that `module:function` names.
 
+    Args:
+        name: `module:function`.
+        kind: What the function is used for.
+        may_import: Import the module if that has not been done.
+
     Raises:
+        NotImportedError: The module would have to be imported, and that is not allowed.
         EnvError: The module cannot be imported, has no such attribute, or that is not marked.
     """
     module_name, _, attribute = name.partition(":")
@@ -87,14 +99,21 @@ def own_function(name: str, kind: Kind) -> StateFunction:
             f"{kind.word} {name!r} is not the name of one; an own function is named as "
             "module:function, for instance my_tasks:fell_over"
         )
+    if not may_import and module_name not in sys.modules:
+        raise NotImportedError(
+            f"{kind.word} {name}: module {module_name!r} is named by the checkpoint and was not "
+            "imported, because importing runs its code; if you trust it, import it in Python "
+            "before loading the checkpoint, or use rl-training eval"
+        )
     try:
-        module = importlib.import_module(module_name)
+        module = import_named(module_name, f"{kind.word} {name}")
     except ImportError as error:
         raise EnvError(
             f"{kind.word} {name}: module {module_name!r} cannot be imported ({error}); install it "
             "or put its folder on PYTHONPATH"
         ) from error
-    function = getattr(module, attribute, None)
+    # Not getattr: a module's own __getattr__ may import more.
+    function = vars(module).get(attribute)
     # Looked for rather than looked up: what is named need not be hashable.
     if not any(function is marked for marked in kind.marked):
         raise EnvError(

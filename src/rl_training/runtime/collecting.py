@@ -70,6 +70,8 @@ def collect_dataset(
         SpecMismatch: When the agent was trained on a task of other shapes.
         EnvError: When the environment fails.
     """
+    if agent is not None:
+        agent.import_task()
     envs = SeedVectorEnv.make(plan.env_id, plan.env_kwargs, 1, (plan.seed,))
     try:
         policy = _policy(plan, agent, envs.spec)

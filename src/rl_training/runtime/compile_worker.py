@@ -51,6 +51,7 @@ def build(request: Request) -> tuple[AnyLearner, EnvSpec, TrainConfig, dict[str,
         request.device,
         config.varied,
         config.env_kwargs,
+        may_import=True,
     )
     set_precision(learner, request.precision)
     settings = replay_settings(config.algo_config)

@@ -116,6 +116,7 @@ def _check(episodes: int, fps: int | None, max_steps: int | None) -> None:
 @contextmanager
 def _environment(agent: LoadedAgent, render_mode: str) -> Iterator[AnyEnv]:
     """Make the task with pictures."""
+    agent.import_task()
     env_id, kwargs = agent.config.env_id, evaluation_kwargs(agent.config.env_kwargs)
     plain = make_env(env_id, kwargs)
     modes = plain.metadata.get("render_modes") or ()

@@ -121,7 +121,13 @@ def _run(
             )
             stack.callback(envs.close)
         learner = spec.build(
-            task, config.algo_config, config.all_seeds, device, config.varied, config.env_kwargs
+            task,
+            config.algo_config,
+            config.all_seeds,
+            device,
+            config.varied,
+            config.env_kwargs,
+            may_import=True,
         )
         set_precision(learner, config.precision)
         threads = loaded[0].header["threads"] if loaded else choose_threads(config.threads, learner)

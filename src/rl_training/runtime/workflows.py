@@ -47,6 +47,13 @@ class LoadedAgent:
     env_spec: EnvSpec
     step: int
 
+    def import_task(self) -> None:
+        """Import the modules that the task's functions are in; for those who run the task itself.
+
+        Loading imports nothing that a file names, so that a stranger's policy can be used.
+        """
+        self.learner.see_task(self.env_spec, self.config.env_kwargs, may_import=True)
+
     def predict(self, obs: ArrayLike, *, deterministic: bool = True) -> NDArray[Any]:
         """Choose an action for an observation, or for each of a batch, in the task's units.
 
@@ -157,6 +164,7 @@ def evaluate_agent(
         raise DataError(f"num_episodes must be >= 1, got {count}")
     # Training evaluates with (seed, step); another stream keeps these episodes unseen.
     base = agent.config.seed + 1_000_003 if seed is None else seed
+    agent.import_task()
     evaluator = Evaluator(
         agent.config.env_id,
         agent.config.env_kwargs,

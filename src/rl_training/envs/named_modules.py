@@ -1,0 +1,28 @@
+"""Modules that a configuration or a checkpoint names, as `module:name`.
+
+Importing runs a module's top level, and the name may come from a stranger's file.  This is the
+only place that imports such a module, and it says so first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import multiprocessing
+import sys
+from types import ModuleType
+
+logger = logging.getLogger(__name__)
+
+
+def import_named(module_name: str, named_by: str) -> ModuleType:
+    """Import a module, after saying which one and why.
+
+    Args:
+        module_name: The module.
+        named_by: What names it, for instance `environment my_tasks:Corridor`.
+    """
+    # Worker processes import what their parent has announced already.
+    if module_name not in sys.modules and multiprocessing.parent_process() is None:
+        logger.warning("note: importing module %s, named by %s", module_name, named_by)
+    return importlib.import_module(module_name)
