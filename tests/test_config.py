@@ -319,7 +319,9 @@ def test_every_bound_is_kept_at_and_beyond_it(algo: str, path: tuple[str, ...]) 
         bounds = [("minimum", -1), ("maximum", 1)]
         bounds += [("exclusiveMinimum", 0), ("exclusiveMaximum", 0)]
         for keyword, beyond in [bound for bound in bounds if bound[0] in branch]:
-            value = branch[keyword] + beyond
+            bound = branch[keyword]
+            # Next to 1e30 a difference of 1 is none.
+            value = bound + beyond * max(1, abs(bound) if isinstance(bound, float) else 0)
             message = try_value(algo, path, value)
             assert message is not None, f"{value!r} was taken"
             assert message.startswith(".".join(path))

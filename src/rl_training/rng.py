@@ -163,6 +163,34 @@ class Rng:
         self._starts = -1, self._host_keys
 
 
+class ShapeRng(Rng):
+    """Draws shapes without numbers, on the device `meta`, which has no memory.
+
+    Everything a network draws when it is built has a shape; building one from this tells how large
+    it is.
+    """
+
+    def __init__(self, num_seeds: int, most_draws: int) -> None:
+        """Allow so many draws.
+
+        Args:
+            num_seeds: Seeds S.
+            most_draws: How many draws there may be before `TooManyDrawsError`.
+        """
+        super().__init__(range(num_seeds), "shapes", "meta")
+        self._left = most_draws
+
+    def _tensor_words(self, shape: tuple[int, ...]) -> Tensor:
+        self._left -= 1
+        if self._left < 0:
+            raise TooManyDrawsError
+        return torch.empty((self.num_seeds, *shape), dtype=torch.int64, device=self.device)
+
+
+class TooManyDrawsError(Exception):
+    """More was drawn than a `ShapeRng` allows."""
+
+
 def _mix(words: Words) -> Words:
     """The finaliser of SplitMix64, in place."""
     for shift, factor in _MIX:

@@ -19,31 +19,53 @@ from rl_training.errors import ConfigError
 Model = TypeVar("Model", bound=BaseModel)
 MOST_LISTED = 60
 """Names that one message may hold."""
+MOST_SHOWN = 200
+"""Characters of a wrong value that a message shows."""
+MOST_MISTAKES = 20
+"""Mistakes that one message describes."""
 
 
-def _list_to_tuple(value: object) -> object:
+MOST_ENTRIES = 10_000
+"""Entries of a list, each of which may be a mistake to be described."""
+
+
+def list_to_tuple(value: object) -> object:
+    """Return a list as the tuple that a frozen model keeps."""
+    if isinstance(value, list) and len(value) > MOST_ENTRIES:
+        raise ValueError(f"must have at most {MOST_ENTRIES} entries, got {len(value)}")
     return tuple(value) if isinstance(value, list) else value
 
 
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
+LARGEST_INT = 10**12
+"""No run has more steps and no memory more rows; products of a few such numbers can be counted."""
+LARGEST_FLOAT = 1e30
+"""Its like of numbers: float32, in which learners compute, ends at 3.4e38."""
+MOST_LAYERS = 100
+"""Layers of one network."""
+
+PositiveInt = Annotated[int, Field(ge=1, le=LARGEST_INT)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+LayerCount = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+Number = Annotated[float, Field(ge=-LARGEST_FLOAT, le=LARGEST_FLOAT)]
+PositiveFloat = Annotated[float, Field(gt=0, le=LARGEST_FLOAT)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=LARGEST_FLOAT)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Discount = Annotated[float, Field(ge=0, le=1)]
 Sizes = Annotated[
     tuple[PositiveInt, ...],
-    BeforeValidator(_list_to_tuple, json_schema_input_type=list[PositiveInt]),
+    Field(max_length=MOST_LAYERS),
+    BeforeValidator(
+        list_to_tuple,
+        json_schema_input_type=Annotated[list[PositiveInt], Field(max_length=MOST_LAYERS)],
+    ),
 ]
-Texts = Annotated[
-    tuple[str, ...], BeforeValidator(_list_to_tuple, json_schema_input_type=list[str])
-]
-Integers = Annotated[
-    tuple[NonNegativeInt, ...],
-    BeforeValidator(_list_to_tuple, json_schema_input_type=list[NonNegativeInt]),
+Texts = Annotated[tuple[str, ...], BeforeValidator(list_to_tuple, json_schema_input_type=list[str])]
+Seeds = Annotated[
+    tuple[Seed, ...], BeforeValidator(list_to_tuple, json_schema_input_type=list[Seed])
 ]
 Fractions = Annotated[
-    tuple[Fraction, ...], BeforeValidator(_list_to_tuple, json_schema_input_type=list[Fraction])
+    tuple[Fraction, ...], BeforeValidator(list_to_tuple, json_schema_input_type=list[Fraction])
 ]
 
 
@@ -101,7 +123,9 @@ def describe_errors(model: type[BaseModel], error: ValidationError, where: str =
     grouped: dict[str, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         grouped.setdefault(_path_of(model, detail["loc"]), []).append(detail)
-    return "; ".join(_sentence(model, path, details, where) for path, details in grouped.items())
+    shown = list(grouped.items())[:MOST_MISTAKES]
+    more = f"; and {len(grouped) - len(shown)} more mistakes" if len(grouped) > len(shown) else ""
+    return "; ".join(_sentence(model, path, details, where) for path, details in shown) + more
 
 
 def suggest(word: str, allowed: Iterable[str]) -> str:
@@ -155,6 +179,8 @@ def _sentence(model: type[BaseModel], path: str, details: list[ErrorDetails], wh
         return f"{where}{path}{': ' if path else ''}{first['ctx']['error']}"
     rules = dict.fromkeys(_rule(detail) for detail in details)
     value = "null" if first["input"] is None else repr(first["input"])
+    if len(value) > MOST_SHOWN:
+        value = f"{value[:MOST_SHOWN]}..."
     return f"{where}{path} must be {' or '.join(rules)}, got {value}"
 
 
@@ -193,7 +219,8 @@ def _rule(detail: ErrorDetails) -> str:
     context = detail.get("ctx", {})
     if kind in _SYMBOLS:
         symbol, key = _SYMBOLS[kind]
-        return f"{symbol} {context[key]:g}"
+        bound = context[key]
+        return f"{symbol} {bound}" if isinstance(bound, int) else f"{symbol} {bound:g}"
     if kind == "literal_error":
         expected: str = context["expected"]
         return f"one of {expected}" if " or " in expected else expected

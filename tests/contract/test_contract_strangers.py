@@ -6,8 +6,10 @@ import contextlib
 import importlib
 import importlib.abc
 import re
+import resource
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, UnionType
@@ -17,13 +19,15 @@ import numpy as np
 import pytest
 import yaml
 
+from helpers.config_values import ROOM_FOR
 from helpers.hostile import forge
 from helpers.tiny import run_cli, run_python, tiny_config, write_tiny
 from rl_training.errors import RLTrainingError
+from rl_training.experiment.checkpointing import open_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.runtime.train import train
-from rl_training.runtime.workflows import load_agent
+from rl_training.runtime.workflows import agent_from, load_agent
 
 MODULE = "named_by_a_stranger"
 NAME = f"{MODULE}:thing"
@@ -206,3 +210,55 @@ def test_the_note_about_an_import_is_seen_on_the_command_line(tmp_path: Path) ->
     assert running == "running"
     assert error.startswith("error: ")
     assert done.code == 2
+
+
+HUGE: dict[str, tuple[object, ...]] = {
+    "int": (10**11, 10**6),
+    "tuple": ([8000, 8000], [10**9], [1] * 10**5, [0] * 10**4),
+}
+TASKS: tuple[dict[str, Any], ...] = (
+    {"obs_shape": [10**9]},
+    {"obs_shape": [3, 10**4, 10**4], "obs_dtype": "uint8"},
+    {"num_actions": 10**9, "action_kind": "discrete", "action_shape": []},
+    {"action_shape": [10**9]},
+    {"action_shape": [10**5], "action_low": [-1.0] * 10**5, "action_high": [1.0] * 10**5},
+    {"action_low": [0.0] * 10**5},
+    {"obs_dtype": "V1000000000", "action_dtype": "V1000000000"},
+)
+
+
+@every_algorithm
+def test_sizes_in_a_file_that_its_tensors_do_not_have_cost_nothing(
+    algo: str, run_dir: Path
+) -> None:
+    """Forged settings are refused, or do not matter, before memory is taken or time spent."""
+    good = open_checkpoint(run_dir, components={"learner"})
+    config, env = good.header["config"], good.header["env_spec"]
+    obs = [0.0] * env["obs_shape"][0]
+    fields = get_algorithm_spec(algo).config_class.model_fields
+    forged = [
+        (f"{name} {str(value)[:20]}", config | {"algo_kwargs": config["algo_kwargs"] | change}, env)
+        for name, field in fields.items()
+        for kind, values in HUGE.items()
+        if re.search(rf"\b{kind}\b", str(field.annotation))
+        for value in values
+        for room in ([{}, ROOM_FOR[name]] if name in ROOM_FOR else [{}])
+        if (change := {name: value} | room).keys() <= fields.keys()
+    ]
+    forged += [(str(change)[:60], config, env | change) for change in TASKS]
+    sentences: list[str] = []
+    for what, settings, task in forged:
+        begun, before = time.process_time(), peak_memory()
+        header = good.header | {"config": settings, "env_spec": task, "step": good.step}
+        try:
+            agent_from(header, good.states["learner"], "cpu").predict(obs)
+        except RLTrainingError as error:
+            sentences.append(str(error))
+        assert time.process_time() - begun < 3.0, what
+        assert peak_memory() - before < 150 * 2**20, what
+    assert len(sentences) > len(TASKS)
+    assert max(map(len, sentences)) < 5000
+
+
+def peak_memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -12,19 +12,28 @@ POOL: tuple[object, ...] = (
 )
 ROOM_FOR: dict[str, dict[str, Any]] = {
     "buffer_capacity": {"batch_size": 1, "batch_length": 2, "model_holdout_ratio": 0.9},
-    "batch_length": {"buffer_capacity": 10**9},
+    "batch_length": {"buffer_capacity": 10**12},
     "learning_starts": {"model_holdout_ratio": 0.9},
     "synthetic_buffer_capacity": {"rollout_batch_size": 1, "rollout_horizon": 1},
-    "batch_size": {"buffer_capacity": 10**9},
+    "batch_size": {"buffer_capacity": 10**12},
     "dataset_path": {"dataset_kind": "npz"},
     "dataset_id": {"dataset_kind": "minari"},
     "expert_dataset_path": {"expert_dataset_kind": "npz"},
     "expert_dataset_id": {"expert_dataset_kind": "minari"},
     "num_critics": {"num_target_critics": 1},
-    "num_target_critics": {"num_critics": 10**9},
-    "num_ensembles": {"planning_particles": 7 * 10**9},
-    "planning_particles": {"num_ensembles": 1},
-    "planning_candidates": {"planning_topk": 1},
-    "planning_topk": {"planning_candidates": 10**9},
+    "num_target_critics": {"num_critics": 10**12},
+    "num_ensembles": {
+        "planning_particles": 7_000,
+        "planning_candidates": 40,
+        "planning_horizon": 1,
+    },
+    "planning_particles": {"num_ensembles": 1, "planning_candidates": 40, "planning_horizon": 1},
+    "planning_horizon": {"planning_candidates": 40, "planning_particles": 5},
+    "planning_candidates": {"planning_topk": 1, "planning_horizon": 1, "planning_particles": 5},
+    "planning_topk": {
+        "planning_candidates": 10**6,
+        "planning_horizon": 1,
+        "planning_particles": 5,
+    },
 }
 """What must be set beside a field so that a rule over two fields does not speak."""

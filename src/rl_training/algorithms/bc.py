@@ -26,7 +26,7 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_policy import MLPPolicyModel
 from rl_training.rng import Rng
-from rl_training.validation import PositiveFloat
+from rl_training.validation import Number, PositiveFloat
 
 
 class BCConfig(OfflineConfig, PixelConfig):
@@ -40,7 +40,7 @@ class BCConfig(OfflineConfig, PixelConfig):
     """Negative log-likelihood, or, for continuous actions, squared error of the mean alone."""
     max_grad_norm: PositiveFloat | None = None
     """Clip the gradient to this norm, per seed; null does not."""
-    initial_log_std: float = -0.5
+    initial_log_std: Number = -0.5
     """Start of the Gaussian policy's log standard deviation."""
 
 

@@ -11,6 +11,7 @@ from rl_training.validation import (
     Fractions,
     NonNegativeFloat,
     NonNegativeInt,
+    Number,
     PositiveFloat,
     PositiveInt,
     Settings,
@@ -48,7 +49,7 @@ class EarlyStopping(StrictModel):
     """What is compared, over the episodes of one evaluation (the mean over seeds in a group)."""
     mode: Literal["max", "min"] = "max"
     """Whether a larger or a smaller value is better."""
-    target: float | None = None
+    target: Number | None = None
     """Stop once the metric is at least this good for `patience` evaluations in a row."""
     patience: PositiveInt = 1
     """Evaluations in a row at `target`, or, without a target, without a gain of `min_delta`."""

@@ -11,8 +11,10 @@ from rl_training.algorithms.config import LRSchedule
 from rl_training.algorithms.replay_config import SequenceSettings
 from rl_training.models.dreamer import SIZES, DreamerSize, LatentKind, SizeName
 from rl_training.validation import (
+    LARGEST_INT,
     Discount,
     Fraction,
+    LayerCount,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -36,7 +38,7 @@ class DreamerConfig(SequenceSettings):
 
     gamma: Discount = 0.997
     """Discount per environment step."""
-    buffer_capacity: Annotated[int, Field(ge=2)] = 200_000
+    buffer_capacity: Annotated[int, Field(ge=2, le=LARGEST_INT)] = 200_000
     """Steps kept; the oldest are overwritten."""
     world_model_learning_rate: PositiveFloat = 1e-4
     """Adam step size of the world model."""
@@ -60,17 +62,19 @@ class DreamerConfig(SequenceSettings):
     """Width of the layers inside the recurrent model."""
     units: PositiveInt | None = None
     """Width of the layers of heads, policy, value and of the encoder of vectors."""
-    mlp_layers: PositiveInt | None = None
+    mlp_layers: LayerCount | None = None
     """Hidden layers of each of them."""
     cnn_depth: PositiveInt | None = None
     """Channels of the first convolution; each further one has twice as many."""
     latent_groups: PositiveInt | None = None
     """Categorical variables of the stochastic state."""
-    latent_classes: Annotated[int, Field(ge=2)] | None = None
+    latent_classes: Annotated[int, Field(ge=2, le=LARGEST_INT)] | None = None
     """Classes of each."""
     latents: LatentKind = "categorical"
     """Kind of the stochastic state; `gaussian` is that of the first Dreamer."""
-    num_bins: Annotated[int, Field(ge=3, json_schema_extra={"not": {"multipleOf": 2}})] = 255
+    num_bins: Annotated[
+        int, Field(ge=3, lt=LARGEST_INT, json_schema_extra={"not": {"multipleOf": 2}})
+    ] = 255
     """Bins of the distributions of reward and value; odd."""
     free_nats: NonNegativeFloat = 1.0
     """Divergence of posterior and prior that costs nothing."""

@@ -30,7 +30,7 @@ from rl_training.data.batch import TransitionBatch
 from rl_training.models.layers import StackedMLP
 from rl_training.rng import Rng
 from rl_training.state import Stateful
-from rl_training.validation import NonNegativeInt, PositiveFloat, PositiveInt, Settings, Sizes
+from rl_training.validation import LARGEST_INT, PositiveFloat, PositiveInt, Seed, Settings, Sizes
 
 
 class FQEConfig(Settings):
@@ -40,7 +40,7 @@ class FQEConfig(Settings):
     """Discount of the value that is estimated; null takes the checkpoint's own."""
     updates: PositiveInt = 10_000
     """Gradient steps; some ten times 1 / (tau (1 - gamma)) bring far rewards back."""
-    members: Annotated[int, Field(ge=2)] = 20
+    members: Annotated[int, Field(ge=2, le=LARGEST_INT)] = 20
     """Resamples of the episodes, each with a network of its own; the interval is theirs."""
     batch_size: PositiveInt = 256
     """Transitions per gradient step and member."""
@@ -52,7 +52,7 @@ class FQEConfig(Settings):
     """Adam step size at the start; it falls linearly to zero."""
     tau: Annotated[float, Field(gt=0, le=1)] = 0.05
     """Share of the network that its target takes on per gradient step."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of the resamples, the initial networks, the batches and sampled actions."""
 
 

@@ -44,7 +44,7 @@ class IQNConfig(QuantileConfig):
     """Fractions drawn per transition for the prediction, N."""
     num_target_quantiles: PositiveInt = 64
     """Fractions drawn per transition for the target, N'."""
-    num_action_quantiles: PositiveInt = 32
+    num_action_quantiles: Annotated[int, Field(ge=1, le=10_000)] = 32
     """Fractions by which actions are compared, K."""
     embedding_dim: PositiveInt = 64
     """Cosines that a fraction is embedded by."""

@@ -28,9 +28,9 @@ from rl_training.algorithms.imagining import (
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
-from rl_training.validation import PositiveInt
+from rl_training.validation import LARGEST_INT, PositiveInt
 
-TwoOrMore = Annotated[int, Field(ge=2)]
+TwoOrMore = Annotated[int, Field(ge=2, le=LARGEST_INT)]
 """Rows that can be split: one to fit to, one to hold out."""
 
 

@@ -11,6 +11,7 @@ from rl_training.algorithms.dynamics_rollout import Sampling
 from rl_training.algorithms.planners import PlannerName, PlannerSettings
 from rl_training.algorithms.replay_config import ReplaySettings
 from rl_training.validation import (
+    LARGEST_FLOAT,
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
@@ -18,6 +19,9 @@ from rl_training.validation import (
     PositiveInt,
     Sizes,
 )
+
+MOST_IMAGINED = 2**23
+"""Steps that an iteration of a search may imagine, beyond which memory and time run out."""
 
 
 class PETSConfig(ReplaySettings, EnsembleConfig):
@@ -39,20 +43,20 @@ class PETSConfig(ReplaySettings, EnsembleConfig):
     """Steps of uniformly random actions; afterwards actions are planned."""
     model_hidden_sizes: Sizes = (200, 200, 200)
     """Widths of the hidden layers of each member."""
-    num_ensembles: PositiveInt = 5
+    num_ensembles: Annotated[int, Field(ge=1, le=1_000)] = 5
     """Members of the ensemble."""
     planner: PlannerName = "cem"
     """`cem` is the paper's; `icem` draws coloured noise and keeps elites, `mppi` weighs all
     candidates by their return."""
-    planning_horizon: PositiveInt = 25
+    planning_horizon: Annotated[int, Field(ge=1, le=10_000)] = 25
     """Steps a plan looks ahead."""
-    planning_candidates: PositiveInt = 400
+    planning_candidates: Annotated[int, Field(ge=1, le=1_000_000)] = 400
     """Plans tried per iteration."""
-    planning_topk: PositiveInt = 40
+    planning_topk: Annotated[int, Field(ge=1, le=1_000_000)] = 40
     """Best plans that the next iteration is drawn around (not used by `mppi`)."""
-    planning_iterations: PositiveInt = 5
+    planning_iterations: Annotated[int, Field(ge=1, le=1_000)] = 5
     """Iterations of a search."""
-    planning_particles: PositiveInt = 20
+    planning_particles: Annotated[int, Field(ge=1, le=100_000)] = 20
     """Imagined trajectories per plan, a multiple of `num_ensembles`."""
     trajectory_sampling: Sampling = "tsinf"
     """`tsinf` keeps a particle's member for the whole plan, `ts1` changes it at each step."""
@@ -64,7 +68,7 @@ class PETSConfig(ReplaySettings, EnsembleConfig):
     """Exponent of the noise's spectrum (`icem`); 0 is white, larger is smoother."""
     planning_keep_fraction: Fraction = 0.3
     """Share of the elites tried again in the next iteration and step (`icem`)."""
-    planning_population_decay: Annotated[float, Field(ge=1)] = 1.25
+    planning_population_decay: Annotated[float, Field(ge=1, le=LARGEST_FLOAT)] = 1.25
     """Factor by which candidates get fewer per iteration (`icem`); 1 keeps their number."""
     planning_temperature: PositiveFloat = 1.0
     """Difference of returns that changes a candidate's weight by the factor e (`mppi`)."""
@@ -91,6 +95,12 @@ class PETSConfig(ReplaySettings, EnsembleConfig):
     @model_validator(mode="after")
     def _sizes_fit(self) -> PETSConfig:
         check_planning(self.planner_settings(), self.planning_particles, self.num_ensembles)
+        imagined = self.planning_candidates * self.planning_particles * self.planning_horizon
+        if imagined > MOST_IMAGINED:
+            raise ValueError(
+                "planning_candidates x planning_particles x planning_horizon must be <= "
+                f"{MOST_IMAGINED}, as they are imagined at once, got {imagined}"
+            )
         return self
 
     @property

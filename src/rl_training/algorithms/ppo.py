@@ -26,7 +26,14 @@ from rl_training.data.normalizer import RunningNorm
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.mlp_actor_critic import ActorCriticModel, MLPActorCriticModel
 from rl_training.rng import Rng
-from rl_training.validation import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Sizes
+from rl_training.validation import (
+    Fraction,
+    NonNegativeFloat,
+    Number,
+    PositiveFloat,
+    PositiveInt,
+    Sizes,
+)
 
 
 class PPOConfig(PixelConfig):
@@ -66,7 +73,7 @@ class PPOConfig(PixelConfig):
     """Freeze the networks for the rest of an update once the KL divergence exceeds this."""
     max_grad_norm: PositiveFloat | None = 0.5
     """Clip the gradient to this norm, per seed; null does not."""
-    initial_log_std: float = 0.0
+    initial_log_std: Number = 0.0
     """Start of the Gaussian policy's log standard deviation."""
 
 

@@ -7,7 +7,14 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from rl_training.algorithms.config import AlgoConfig
-from rl_training.validation import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
+from rl_training.validation import (
+    LARGEST_INT,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Number,
+    PositiveInt,
+)
 
 
 class ReplaySettings(AlgoConfig):
@@ -61,7 +68,7 @@ class SequenceSettings(ReplaySettings):
 
     batch_size: PositiveInt = 16
     """Sequences per gradient step and seed."""
-    batch_length: Annotated[int, Field(ge=2)] = 64
+    batch_length: Annotated[int, Field(ge=2, le=LARGEST_INT)] = 64
     """Steps of a sequence; what was before them is not known."""
     gradient_updates_per_step: PositiveInt = 1
     """Updates per round; a round is every `train_frequency` steps."""
@@ -109,9 +116,9 @@ class ReplayConfig(ReplaySettings):
     """Exponent of the priorities; 0 draws uniformly."""
     importance_exponent: Fraction = 0.4
     """Exponent of the importance weights at the start; it reaches 1 at the end of the run."""
-    reward_scale: float = 1.0
+    reward_scale: Number = 1.0
     """Factor on every reward that is learned from; returns are reported without it."""
-    reward_shift: float = 0.0
+    reward_shift: Number = 0.0
     """Added to every reward after scaling."""
 
     @property

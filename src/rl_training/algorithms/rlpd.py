@@ -27,7 +27,7 @@ from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.standardized import Standardized
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.validation import NonNegativeInt, PositiveInt
+from rl_training.validation import NonNegativeInt, Number, PositiveInt
 
 PRETRAINING = 2
 """Added to the phase while only prior rows are drawn: such batches are not compiled for."""
@@ -48,7 +48,7 @@ class RLPDConfig(SACSettings, PriorDataConfig):
     """Normalise the critics' hidden layers."""
     backup_entropy: bool = True
     """Keep SAC's entropy term in the target; the paper drops it where rewards are sparse."""
-    target_entropy: float | None = None
+    target_entropy: Number | None = None
     """Entropy a learned temperature aims at; null means -A/2."""
 
     @model_validator(mode="after")

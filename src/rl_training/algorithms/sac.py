@@ -30,7 +30,7 @@ from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.heads import tanh_gaussian_sample
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.validation import PositiveFloat
+from rl_training.validation import Number, PositiveFloat
 
 
 class SoftSettings(ActorCriticSettings):
@@ -42,7 +42,7 @@ class SoftSettings(ActorCriticSettings):
     """Temperature: a number keeps it fixed, `auto` learns it."""
     initial_alpha: PositiveFloat = Field(default=1.0)
     """Start of a learned temperature."""
-    target_entropy: float | None = None
+    target_entropy: Number | None = None
     """Entropy a learned temperature aims at; null means -A, one nat below uniform per dimension."""
 
 

@@ -18,8 +18,8 @@ from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.online_config import OfflineToOnlineConfig, replay_settings
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import SpecMismatch
-from rl_training.rng import Rng
+from rl_training.errors import ConfigError, RLTrainingError, SpecMismatch
+from rl_training.rng import Rng, ShapeRng, TooManyDrawsError
 
 ActionKind = Literal["discrete", "continuous"]
 
@@ -80,6 +80,36 @@ class AlgorithmSpec:
                 f"{self.name} takes observations with {' or '.join(map(str, self.obs_ndims))} "
                 f"axes, but {env.env_id} has shape {tuple(env.obs_shape)}; flatten them."
             )
+
+    def outline(self, env: EnvSpec, config: AlgoConfig, most_tensors: int) -> AnyLearner:
+        """Build the learner of one seed without memory: its tensors have shapes and no numbers.
+
+        Args:
+            env: The task.
+            config: The settings.
+            most_tensors: Drawn tensors beyond which the learner is refused, as building very many
+                takes long even without memory.
+
+        Raises:
+            SpecMismatch: The algorithm cannot take the task.
+            ConfigError: The settings ask for more tensors, or for larger ones than can be counted.
+        """
+        self.check_env(env)
+        try:
+            networks = self.networks(env, config, ShapeRng(1, most_tensors))
+            return self.learner(config=config, seeds=(0,), **networks)
+        except TooManyDrawsError:
+            raise ConfigError(
+                f"the settings of {self.name} ask for networks of more than {most_tensors:,} "
+                "tensors; use fewer layers"
+            ) from None
+        except (RuntimeError, OverflowError, TypeError) as error:
+            if isinstance(error, RLTrainingError):
+                raise
+            raise ConfigError(
+                f"the settings of {self.name} ask for tensors larger than any memory "
+                f"({str(error).splitlines()[0][:200]}); use smaller networks"
+            ) from None
 
     def build(
         self,

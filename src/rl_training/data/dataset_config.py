@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rl_training.data.dataset_sources import (
     DatasetKind,
@@ -17,13 +17,19 @@ from rl_training.data.dataset_units import TaskSpec
 from rl_training.data.dataset_view import DatasetView, view_of
 from rl_training.data.demonstrations import first_episodes
 from rl_training.data.offline_dataset import OfflineDataset
-from rl_training.validation import NonNegativeInt, PositiveFloat, PositiveInt, Settings, StrictModel
+from rl_training.validation import (
+    Number,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    Settings,
+    StrictModel,
+    list_to_tuple,
+)
 
 DatasetStorage = Literal["auto", "device", "mapped"]
-
-
-def _list_to_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
+MOST_SOURCES = 1_000
+"""Sources of a mix."""
 
 
 class DatasetSource(StrictModel):
@@ -46,7 +52,11 @@ class DatasetSource(StrictModel):
 
 Sources = Annotated[
     tuple[DatasetSource, ...],
-    BeforeValidator(_list_to_tuple, json_schema_input_type=list[DatasetSource]),
+    Field(max_length=MOST_SOURCES),
+    BeforeValidator(
+        list_to_tuple,
+        json_schema_input_type=Annotated[list[DatasetSource], Field(max_length=MOST_SOURCES)],
+    ),
 ]
 
 
@@ -61,7 +71,7 @@ class DatasetSettings(Settings):
     """Id of a Minari dataset, which is downloaded if it is not there."""
     dataset_size: PositiveInt = 10_000
     """Transitions that `random` makes; files are read whole."""
-    dataset_seed: NonNegativeInt = 0
+    dataset_seed: Seed = 0
     """Seed of `random`."""
     dataset_trajectories: PositiveInt | None = None
     """Take this many episodes of a source, the first ones; null takes all."""
@@ -71,9 +81,9 @@ class DatasetSettings(Settings):
     """`device` copies the rows there, `mapped` reads each batch from a folder of `npy` files.
 
     `auto` takes `device` when the rows fit into four fifths of its free memory."""
-    reward_scale: float = 1.0
+    reward_scale: Number = 1.0
     """Factor on every reward."""
-    reward_shift: float = 0.0
+    reward_shift: Number = 0.0
     """Added to every reward after scaling."""
     normalize_rewards: bool = False
     """Multiply rewards by 1000 / (largest - smallest episode return) first, as IQL does."""

@@ -9,7 +9,7 @@ from rl_training.data.dataset_sources import DatasetKind
 from rl_training.data.dataset_units import TaskSpec
 from rl_training.data.demonstrations import first_episodes, thinned, with_shuffled_actions
 from rl_training.data.offline_dataset import OfflineDataset
-from rl_training.validation import NonNegativeInt, PositiveInt, Settings
+from rl_training.validation import PositiveInt, Seed, Settings
 
 
 class ExpertSettings(Settings):
@@ -23,7 +23,7 @@ class ExpertSettings(Settings):
     """Id of a Minari dataset, which is downloaded if it is not there."""
     expert_dataset_size: PositiveInt = 5_000
     """Transitions that `random` makes; files are read whole."""
-    expert_dataset_seed: NonNegativeInt = 0
+    expert_dataset_seed: Seed = 0
     """Seed of `random`, of the thinning and of the shuffling."""
     expert_trajectories: PositiveInt | None = None
     """Take this many episodes, the first ones; null takes all."""

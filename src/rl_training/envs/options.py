@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rl_training.envs.atari import AtariOptions
 from rl_training.envs.wrappers import RewardMap
 from rl_training.errors import ConfigError
+from rl_training.validation import Number
 
 _WRAPPER_KEYS = (
     "pixels (resize_shape, frame_stack, channel_first), atari, reward_scale and clip_reward"
@@ -24,7 +25,7 @@ class PixelOptions(BaseModel):
 
     resize_shape: tuple[int, int] | None = None
     """Height and width in pixels; None keeps the size."""
-    frame_stack: int = Field(default=1, ge=1)
+    frame_stack: int = Field(default=1, ge=1, le=1_000)
     """Frames stacked along the channels; 1 is no stacking."""
     channel_first: bool = True
     """Channels before height and width, as PyTorch convolutions want them."""
@@ -36,7 +37,7 @@ class WrapperOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     pixels: PixelOptions | None = None
-    reward_scale: float = 1.0
+    reward_scale: Number = 1.0
     clip_reward: bool | tuple[float, float] = False
     atari: AtariOptions | None = None
 

@@ -10,18 +10,21 @@ from __future__ import annotations
 import copy
 import math
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rl_training.errors import SpecMismatch
+from rl_training.validation import PositiveInt
 
 Array: TypeAlias = npt.NDArray[Any]
 AnyEnv: TypeAlias = gym.Env[Any, Any]
+_NumberType = Annotated[str, Field(pattern=r"^(bool|u?int(8|16|32|64)|float(16|32|64|96|128))$")]
+"""NumPy name of a type of numbers, never of objects or structures."""
 
 
 class ActionMap:
@@ -96,18 +99,18 @@ class EnvSpec(BaseModel):
 
     env_id: str
     """Registered id, or `module:Class` for an own environment."""
-    obs_shape: tuple[int, ...]
-    obs_dtype: str
+    obs_shape: tuple[PositiveInt, ...]
+    obs_dtype: _NumberType
     """NumPy name of the dtype the environment gives, for example `float32`, `float64` or "
     "`uint8`."""
     action_kind: Literal["discrete", "continuous"]
-    action_shape: tuple[int, ...]
+    action_shape: tuple[PositiveInt, ...]
     """Empty for discrete actions."""
-    num_actions: int | None = None
+    num_actions: PositiveInt | None = None
     """Number of discrete actions; None for continuous ones."""
     action_start: int = 0
     """The environment's name for the learner's discrete action 0."""
-    action_dtype: str
+    action_dtype: _NumberType
     action_low: tuple[float, ...] | None = None
     """Lower bounds, flattened; None in checkpoints of a time when a box without bounds was taken:
     actions then pass unscaled."""
@@ -115,10 +118,20 @@ class EnvSpec(BaseModel):
     """Upper bounds, flattened."""
     max_episode_steps: int | None = None
     """Environment steps after which an episode is truncated; None for no limit."""
-    frame_stack: int = 1
+    frame_stack: PositiveInt = 1
     """Frames that an image shows along its channels, newest last; 1 where they are not stacked."""
     reward_threshold: float | None = None
     """Return at which the task counts as solved, where its authors say so."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> EnvSpec:
+        """Refuse what no environment gives: a spec may come from a stranger's checkpoint."""
+        if (self.action_kind == "discrete") != (self.num_actions is not None):
+            raise ValueError(f"num_actions {self.num_actions} of {self.action_kind} actions")
+        for bound in (self.action_low, self.action_high):
+            if bound is not None and len(bound) != math.prod(self.action_shape):
+                raise ValueError(f"{len(bound)} bounds for actions of shape {self.action_shape}")
+        return self
 
     @property
     def obs_dim(self) -> int:

@@ -19,10 +19,11 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.yaml_loader import load_yaml, parse_scalar
 from rl_training.resources import preset_path
 from rl_training.validation import (
-    Integers,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Seed,
+    Seeds,
     Settings,
     Texts,
     parse,
@@ -42,9 +43,9 @@ class TrainConfig(Settings):
     """Name of the algorithm, as in `rl-training list`."""
     env_id: str
     """Gymnasium id, or `module:Class` for an environment of your own."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of everything random in the run."""
-    seeds: Integers | None = Field(
+    seeds: Seeds | None = Field(
         default=None, json_schema_extra={"minItems": 1, "uniqueItems": True}
     )
     """Several seeds to train side by side in one process; null trains `seed` alone."""

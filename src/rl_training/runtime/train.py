@@ -26,6 +26,7 @@ from rl_training.runtime.origin import Origin
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
 from rl_training.runtime.signals import watch_signals
+from rl_training.runtime.sizing import require_learner_fits, require_same_shapes
 from rl_training.runtime.threads import choose_threads
 
 
@@ -108,6 +109,10 @@ def _run(
         # The task is tried before a folder is made, so that a mistake leaves nothing behind.
         task = probe_env(config.env_id, config.env_kwargs)
         spec.check_env(task)
+        for member in loaded:
+            state = member.states.get("learner")
+            require_same_shapes(spec, task, config.algo_config, state, str(member.path))
+        require_learner_fits(spec, task, config.algo_config, len(config.members), device)
         starts_from_another = config.from_checkpoint is not None and not loaded
         origin = Origin(config, task) if starts_from_another else None
         envs, loop = None, spec.loop_of(config.algo_config)

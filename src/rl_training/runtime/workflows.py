@@ -34,6 +34,7 @@ from rl_training.runtime.headers import check_header, checked
 from rl_training.runtime.results import EvalResult, TrainResult
 from rl_training.runtime.resuming import find_start, home_of
 from rl_training.runtime.saving import usable
+from rl_training.runtime.sizing import require_same_shapes
 from rl_training.runtime.train import choose_device, continue_elsewhere, continue_run
 from rl_training.validation import parse
 
@@ -103,13 +104,18 @@ def load_agent(
     path = Path(path)
     if path.is_file():
         single = load_single_file(path)
-        return _agent_from(single.header, single.states["learner"], device)
+        return agent_from(single.header, single.states["learner"], device)
     step = _best_step(path, warn) if best else None
     loaded = checked(open_checkpoint(_one_seed(path), step=step, components={"learner"}, warn=warn))
-    return _agent_from(loaded.header | {"step": loaded.step}, loaded.states["learner"], device)
+    return agent_from(loaded.header | {"step": loaded.step}, loaded.states["learner"], device)
 
 
-def _agent_from(header: dict[str, Any], state: Any, device: str) -> LoadedAgent:
+def agent_from(header: dict[str, Any], state: Any, device: str) -> LoadedAgent:
+    """Build the learner that a checkpoint describes and put its state into it.
+
+    Raises:
+        CheckpointError: When the description cannot be used, or does not fit the state.
+    """
     try:
         config = parse(TrainConfig, header["config"])
         env_spec = parse(EnvSpec, header["env_spec"])
@@ -117,6 +123,7 @@ def _agent_from(header: dict[str, Any], state: Any, device: str) -> LoadedAgent:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's description cannot be used: {error}") from None
     spec = get_algorithm_spec(config.algo)
+    require_same_shapes(spec, env_spec, config.algo_config, state, "the checkpoint")
     learner = spec.build(
         env_spec, config.algo_config, (seed,), choose_device(device), env_kwargs=config.env_kwargs
     )
