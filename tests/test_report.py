@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,34 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_run(folder / "group" / f"seed_{seed}", bad, seed=seed, algo_kwargs=slow)
         write_run(folder / f"dqn{seed}", {50: 1.0, 100: 5.0 + seed}, algo="dqn", seed=seed)
     return folder
+
+
+def test_a_link_in_a_run_puts_nothing_onto_the_page(tmp_path: Path) -> None:
+    secret = base64.b64encode(b"nobody else may read this").decode()
+    (outside := tmp_path / "outside").mkdir()
+    (outside / "secret.gif").write_bytes(base64.b64decode(secret))
+    for number in range(3):
+        write_run(tmp_path / "runs" / f"r{number}", {100: 1.0}, seed=number)
+    runs = tmp_path / "runs"
+    (runs / "r0" / "leak.gif").symlink_to(outside / "secret.gif")
+    (runs / "r1" / "videos").symlink_to(outside)
+    os.mkfifo(runs / "r1" / "pipe.gif")
+    (runs / "r2" / "run.json").unlink()
+    (outside / "run.json").write_text(json.dumps({"python": "secret version"}))
+    (runs / "r2" / "run.json").symlink_to(outside / "run.json")
+    (runs / "r3").mkdir()
+    (runs / "r3" / "config.yaml").write_text((runs / "r0" / "config.yaml").read_text())
+    (runs / "r3" / "metrics.jsonl").symlink_to(runs / "r0" / "metrics.jsonl")
+    page = tmp_path / "page.html"
+    assert run_cli("report", runs, "--output", page).code == 0
+    text = page.read_text()
+    assert secret not in text
+    assert "secret version" not in text
+    assert [run.folder.name for run in gather([runs])[0].methods[0].runs] == ["r0", "r1", "r2"]
+    (runs / "r0" / "leak.gif").unlink()
+    (runs / "r0" / "own.gif").write_bytes(base64.b64decode(secret))  # a file of the run is shown
+    assert run_cli("report", runs, "--output", page).code == 0
+    assert secret in page.read_text()
 
 
 # Gathering

@@ -15,6 +15,7 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,22 @@ def column_folders(folder: Path) -> Iterator[tuple[str, Path]]:
         yield name, path
 
 
+def special_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Datasets that are pipes or devices, by themselves or inside a folder of columns."""
+    for name in ("pipe.npz", "pipe.hdf5"):
+        os.mkfifo(folder / name)
+        yield name, folder / name
+    for name, device in (("zeros.npz", "/dev/zero"), ("random.hdf5", "/dev/urandom")):
+        (folder / name).symlink_to(device)
+        yield name, folder / name
+    for name in ("column-is-a-pipe", "column-is-a-device"):
+        with zipfile.ZipFile(io.BytesIO(npz())) as archive:
+            archive.extractall(folder / name)
+        (column := folder / name / "rewards.npy").unlink()
+        os.mkfifo(column) if name.endswith("pipe") else column.symlink_to("/dev/zero")
+        yield name, folder / name
+
+
 def corpus(folder: Path, good: Path, agent: Path) -> list[Case]:
     """Write all of it below `folder`; `good` and `agent` are a whole checkpoint and saved file."""
     cases: list[Case] = []
@@ -365,7 +382,8 @@ def corpus(folder: Path, good: Path, agent: Path) -> list[Case]:
     for name, data in archives(folder).items():
         (folder / name).write_bytes(data)
         add(name, "data", "inspect", folder / name)
-    for name, path in (*hdf5_files(folder, pickled(folder)), *column_folders(folder)):
+    data = (hdf5_files(folder, pickled(folder)), column_folders(folder), special_files(folder))
+    for name, path in chain(*data):
         add(name, "data", "inspect", path)
     return cases
 

@@ -146,11 +146,15 @@ def warn(text: str) -> None:
 
 def _film_path(checkpoint: Path, step: int) -> Path:
     """Return where `report` finds the film, beside the run's logs; that of a copy is put here."""
+    from rl_training.errors import DataError
     from rl_training.runtime.resuming import home_of
 
     if checkpoint.is_file():
         return checkpoint.with_suffix(".mp4")
-    return (home_of(checkpoint) or Path()) / "videos" / f"step_{step}.mp4"
+    target = (home_of(checkpoint) or Path()) / "videos" / f"step_{step}.mp4"
+    if target.is_symlink() or target.parent.is_symlink():
+        raise DataError(f"{target} is a link out of the run; name a file with --output")
+    return target
 
 
 def _print_shown(shown: Shown) -> None:

@@ -27,6 +27,8 @@ KINDS: tuple[str, ...] = get_args(DatasetKind)
 DEFAULT_SIZE = 10_000
 SUFFIXES = {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5"}
 META_FILE = "meta.json"
+MOST_META = 2**20
+"""Characters of a description that are read."""
 CONVERT = (
     "make a folder of columns with rl-training data convert SOURCE FOLDER --to npy, and load that "
     "as kind npy"
@@ -154,6 +156,8 @@ def _existing(kind: str, path: str | Path | None) -> Path:
     found = Path(path).expanduser()
     if not found.exists():
         raise DataError(f"{found}: there is no such file or folder")
+    if not found.is_dir() and not found.is_file():
+        raise DataError(f"{found} is a pipe or a device, but data is read from plain files only")
     if found.is_dir() != (kind == "npy"):
         what, wanted = ("a folder", "a file") if found.is_dir() else ("a file", "a folder")
         raise DataError(f"{found} is {what}, but kind {kind} needs {wanted}")
@@ -254,11 +258,14 @@ def read_npy(folder: Path, *, memory_map: bool = True) -> RawData:
     columns = {name: _column_file(files[key], memory_map) for name, key in keys.items()}
     raw = RawData(columns=columns, keys=keys, where=where, source=f"npy {where}")
     if (folder / META_FILE).is_file():
-        _take_meta(raw, (folder / META_FILE).read_text(encoding="utf-8", errors="replace"))
+        with (folder / META_FILE).open(encoding="utf-8", errors="replace") as file:
+            _take_meta(raw, file.read(MOST_META))
     return raw
 
 
 def _column_file(file: Path, memory_map: bool) -> Array:
+    if not file.is_file():
+        raise DataError(f"{file} is not a plain file; store each column as one")
     try:
         column: Array = np.load(file, mmap_mode="r" if memory_map else None, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:

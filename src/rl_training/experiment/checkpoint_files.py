@@ -204,6 +204,14 @@ def step_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
+def is_plain(path: Path) -> bool:
+    """Whether `path` is a file itself: not a link, which may lead out of the folder, or a pipe."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
 def open_regular(path: Path, where: str, *, follow_symlinks: bool = False) -> BinaryIO:
     """Open a plain file for reading; links, pipes and devices are refused.
 

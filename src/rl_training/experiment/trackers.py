@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rl_training.errors import MissingExtraError, RLTrainingError
+from rl_training.experiment.checkpoint_files import is_plain
 from rl_training.experiment.config import TrainConfig, flat_settings
 
 logger = logging.getLogger(__name__)
@@ -191,7 +192,8 @@ class WandbTracker:
         import wandb
 
         kept = run.folder / WANDB_FILE
-        if not kept.is_file():
+        if not is_plain(kept):
+            kept.unlink(missing_ok=True)  # the target of a link is not an id to be sent out
             # Not made of the path: a run there before would be found, and its steps passed over.
             kept.write_text(uuid.uuid4().hex[:16], encoding="utf-8")
         self._run = wandb.init(
@@ -237,11 +239,12 @@ class MlflowTracker:
         self._last: dict[str, int] = {}
         kept = run.folder / MLFLOW_FILE
         with _short_patience():
-            if kept.is_file():
+            if is_plain(kept):
                 self._id = kept.read_text(encoding="utf-8").strip()
                 self._take_up()
             else:
                 self._id = self._create(run)
+                kept.unlink(missing_ok=True)
                 kept.write_text(self._id, encoding="utf-8")
 
     def _take_up(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError, DataError
+from rl_training.experiment.checkpoint_files import is_plain
 from rl_training.experiment.config import flat_settings
 from rl_training.experiment.grid import number_text
 from rl_training.experiment.logging import METRICS_FILE, read_metrics
@@ -96,9 +97,10 @@ class Run:
         found = [
             path
             for folder in (self.folder, self.folder / "videos")
-            if folder.is_dir()
+            if folder.is_dir() and (folder == self.folder or not folder.is_symlink())
             for path in folder.iterdir()
-            if path.suffix in VIDEOS and path.is_file()
+            # A link could put any file of this machine onto a page that is sent around.
+            if path.suffix in VIDEOS and is_plain(path)
             if path.name.startswith(MODEL_FILM) is of_model
         ]
         return max(found, key=lambda path: path.stat().st_mtime, default=None)
@@ -149,7 +151,7 @@ def gather(paths: Sequence[Path]) -> list[Task]:
 
 
 def _run_folders(path: Path, depth: int) -> Iterable[Path]:
-    if (path / "config.yaml").is_file() and (path / METRICS_FILE).is_file():
+    if is_plain(path / "config.yaml") and is_plain(path / METRICS_FILE):
         yield path
     elif depth and path.is_dir():
         for folder in path.iterdir():
@@ -168,7 +170,7 @@ def _read_run(folder: Path) -> Run:
 def _read_system(folder: Path) -> dict[str, Any]:
     """Read `run.json`, of the run or of the group it belongs to."""
     for path in (folder / "run.json", folder.parent / "run.json"):
-        if path.is_file():
+        if is_plain(path):
             try:
                 data = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError):

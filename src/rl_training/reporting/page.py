@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from rl_training._version import __version__
 from rl_training.errors import DataError, MissingExtraError
+from rl_training.experiment.checkpoint_files import open_regular
 from rl_training.experiment.statistics import LEVEL
 from rl_training.reporting.charts import NARROW, SMALL, WIDE, Line, line_chart, swatch
 from rl_training.reporting.figures import Figure, Row, curve, improvements, ranked, thin
@@ -223,7 +224,8 @@ def _film(method: Method, *, of_model: bool) -> Film | None:
         path = run.video(of_model=of_model)
         if path is not None and path.stat().st_size <= MOST_VIDEO_BYTES:
             media = MEDIA[path.suffix]
-            data = base64.b64encode(path.read_bytes()).decode()
+            with open_regular(path, str(path)) as file:
+                data = base64.b64encode(file.read(MOST_VIDEO_BYTES)).decode()
             return Film(
                 method=method,
                 name=f"{'world model, ' if of_model else ''}seed {run.seed}, {path.name}",

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from rl_training.errors import DataError, RLTrainingError
+from rl_training.experiment.checkpoint_files import is_plain
 from rl_training.experiment.grid import Member, point_text
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.statistics import (
@@ -190,7 +191,7 @@ def read_summary(folder: Path) -> GroupSummary | None:
         DataError: When the file is not a summary.
     """
     path = folder / SUMMARY_FILE
-    if not path.is_file():
+    if not is_plain(path):
         return None
     try:
         return GroupSummary.model_validate_json(path.read_bytes())
