@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import secrets
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -27,6 +26,7 @@ from rl_training._version import __version__
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.experiment import checkpoint_files as files
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.git_state import git_state
 
 RUN_FILE = "run.json"
 REPORTED_PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "pydantic", "mujoco", "ale-py")
@@ -176,7 +176,7 @@ def describe_system() -> dict[str, Any]:
         "processors": os.cpu_count(),
         "packages": versions,
         "command": sys.argv,
-        "git": _git_state(),
+        "git": git_state(Path.cwd()),
     }
 
 
@@ -185,21 +185,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _git_state() -> dict[str, Any] | None:
-    """Return commit and cleanness of the repository around the working folder, if there is one."""
-    try:
-        commit = _git("rev-parse", "HEAD")
-        return {"commit": commit, "dirty": bool(_git("status", "--porcelain"))}
-    except (OSError, subprocess.SubprocessError):
-        return None  # no git, or no repository: nothing to report
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(
-        ["git", *arguments], capture_output=True, text=True, check=True, timeout=10
-    ).stdout.strip()
 
 
 @contextmanager
