@@ -21,6 +21,7 @@ from bench.gates import EPISODES, GATES, Gate
 from bench.machine import describe
 from rl_training._version import __version__
 from rl_training.errors import DataError
+from rl_training.experiment.checkpointing import read_manifest
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.summary import (
     CurvePoint,
@@ -146,13 +147,13 @@ def measure(
         random=gate.random,
         met=all(seed.mean >= gate.bar for seed, _ in trained),
         seconds=round(seconds, 1),
-        machine=_machine(config.device, max(busy - own, 0.0) / seconds),
+        machine=_machine(members[0], config.device, max(busy - own, 0.0) / seconds),
     )
 
 
-def _machine(device_name: str, others: float) -> Machine:
-    """Describe where a run has just ended, whose choice of threads is still in force."""
-    facts = describe(threads=torch.get_num_threads())
+def _machine(run: TrainResult, device_name: str, others: float) -> Machine:
+    """Describe where a run has just ended, and on how many threads it was."""
+    facts = describe(threads=read_manifest(run.checkpoint_path).header["threads"])
     del facts["load"], facts["platform"]  # ours is in the one, and too much in the other
     device = choose_device(device_name)
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -16,6 +16,7 @@ from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.resources import preset_names
 from rl_training.runtime.recorder import FOLD_AFTER
+from rl_training.runtime.threads import thread_count
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
 from rl_training.runtime.workflows import load_agent, predict_from_checkpoint, resume_training
@@ -25,14 +26,12 @@ every_algorithm = pytest.mark.parametrize("algo", algorithm_names())
 MIX = [{"kind": "random", "weight": 3.0}, {"kind": "random"}]
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "off_policy": {
-        "plain": {},
         "three environments": {"num_envs": 3},
         "two seeds": {"seeds": [4, 9]},
         "n-step and priorities": {"algo_kwargs": {"n_step": 3, "prioritized": True}},
         "ring overwritten": {"algo_kwargs": {"buffer_capacity": 60, "train_frequency": 2}},
     },
     "on_policy": {
-        "plain": {},
         "three environments": {"num_envs": 3},
         "two seeds": {"seeds": [4, 9]},
         "schedules": {"algo_kwargs": {"lr_schedule": {"type": "cosine"}, "target_kl": 0.005}},
@@ -40,7 +39,6 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     # The cut at 70 lies inside a block of steps, after which schedules move.
     "offline": {
-        "plain": {},
         "two seeds": {"seeds": [4, 9]},
         "n-step": {"algo_kwargs": {"n_step": 3}},
         "observation statistics": {"algo_kwargs": {"normalize_observations": True}},
@@ -120,6 +118,28 @@ def test_log_lines_of_a_run_may_lie_as_many_updates_apart_as_the_recorder_folds(
     result = resume_training(train(config, stop_at=2 * window - 8).run_dir)
     steps = [row["gradient_steps"] for row in read_metrics(result.run_dir, "train")]
     assert steps[1] - steps[0] == window
+
+
+WIDE = {"hidden_sizes": [64, 64]}
+"""Two threads share the products and decompositions of such layers, not those of smaller ones."""
+THREADS = [pytest.param(name, 1, id=f"{name}-1") for name in algorithm_names()] + [
+    # Two threads on a busy machine take ten times as long; one method shows what all share.
+    pytest.param(name, 2, id=f"{name}-2", marks=[] if name == "ppo" else [pytest.mark.slow])
+    for name in algorithm_names()
+]
+
+
+@pytest.mark.parametrize(("algo", "threads"), THREADS)
+def test_a_resumed_run_is_bit_exact_whatever_threads_the_caller_has(
+    algo: str, threads: int, tmp_path: Path
+) -> None:
+    wide = WIDE if has_settings(algo, WIDE) else {}
+    config = small_config(algo, tmp_path, threads=threads, algo_kwargs=wide)
+    with thread_count(3 - threads):
+        report = verify_resume(config, 70)
+        assert torch.get_num_threads() == 3 - threads
+    assert report.identical, report.lines()
+    assert report.resume_level == "exact"
 
 
 @every_algorithm

@@ -151,6 +151,10 @@ def resume(
             help="Go on in a new run, in this folder; a checkpoint outside its run does so in runs."
         ),
     ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="New number of CPU threads; another one changes the last bits.", min=1),
+    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Take a run up again where it stopped, to the bit."""
@@ -161,6 +165,7 @@ def resume(
         checkpoint,
         total_timesteps=total_timesteps,
         output_dir=output_dir,
+        threads=threads,
         callbacks=[display_for(err, quiet=quiet)],
         warn=_warn,
     )

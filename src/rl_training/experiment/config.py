@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, field_validator, model_validator
@@ -32,6 +32,9 @@ from rl_training.validation import (
 
 KeyPath = tuple[str, ...]
 TRACKERS = ("wandb", "mlflow")
+MAX_THREADS = 1024
+"""More threads than any machine has; a larger number would bring it to a halt."""
+Threads = Annotated[int, Field(ge=0, le=MAX_THREADS)]
 _DEVICE = r"^(auto|cpu|cuda(:[0-9]+)?)$"
 _FOLDER_NAME = r"^[^./\\\x00-\x1f][^/\\\x00-\x1f]*$"
 
@@ -61,8 +64,9 @@ class TrainConfig(Settings):
     """Name of the run's folder; null makes one from algorithm, environment, seed and time."""
     device: str = Field(default="auto", json_schema_extra={"pattern": _DEVICE})
     """`auto`, `cpu`, `cuda` or `cuda:<n>`."""
-    threads: NonNegativeInt = 0
-    """CPU threads of PyTorch; 0 chooses, and a resumed run keeps its choice."""
+    threads: Threads = 0
+    """CPU threads of PyTorch; 0 takes `OMP_NUM_THREADS` or what is fastest, and a resumed run keeps
+    its number."""
     accelerate: Literal["auto", "off", "compile", "graph"] = "auto"
     """How updates run: eagerly (`off`), compiled from the first on (`compile`), compiled and
     captured in CUDA graphs (`graph`), or, on long runs, compiled beside the first part of the run

@@ -5,8 +5,7 @@ Shapes: S members, N rows, E episodes, K actions per state, D entries of an obse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from rl_training.data.episode_bootstrap import EpisodeBootstrap
 from rl_training.data.normalizer import divisor
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.rng import Rng, derive_seed
+from rl_training.runtime.threads import thread_count
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -80,7 +80,7 @@ def fit_members(
         on_progress: Called now and then.
     """
     members = seeds or member_seeds(config)
-    with _one_thread():
+    with thread_count(1):  # more would show in the last bits
         return _Fitting(data, policy, action_dim, config, members, device).run(on_progress)
 
 
@@ -188,14 +188,3 @@ def _standardized(data: OfflineDataset, units: ValueUnits, gamma: float) -> Offl
 def _host(values: Tensor) -> Floats:
     array: Floats = values.double().cpu().numpy()
     return array
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one CPU thread: the number of threads would show in the last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

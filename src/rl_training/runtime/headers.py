@@ -13,10 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import LoadedCheckpoint
+from rl_training.experiment.config import MAX_THREADS
 from rl_training.validation import parse
 
-MAX_THREADS = 1024
-"""More threads than this no machine has; a forged number would bring it to a halt."""
 _Count = Annotated[int, Field(ge=0)]
 
 

@@ -200,6 +200,12 @@ class Saver:
                 f"the run was saved on {before} and goes on here on {now}: it continues, but not "
                 "to the bit, and with other random numbers"
             )
+        had, has = loaded[0].header["threads"], torch.get_num_threads()
+        if had != has and now == "cpu":
+            messages.append(
+                f"the run was saved with threads={had} and continues with threads={has}: it is not "
+                f"bit-exact from here on (resume with --threads {had} where that matters)"
+            )
         return messages
 
 

@@ -27,7 +27,7 @@ from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
 from rl_training.runtime.signals import watch_signals
 from rl_training.runtime.sizing import require_learner_fits, require_same_shapes
-from rl_training.runtime.threads import choose_threads
+from rl_training.runtime.threads import choose_threads, thread_count
 
 
 class TrainFunction(Protocol):
@@ -106,6 +106,9 @@ def _run(
     device = choose_device(config.device)
     require_trackers(config.trackers)
     with ExitStack() as stack:
+        # Orthogonal weights come from a decomposition that rounds by the number of threads, so
+        # every learner is built on one, whatever the caller has and the run will get.
+        stack.enter_context(thread_count(1))
         # The task is tried before a folder is made, so that a mistake leaves nothing behind.
         task = probe_env(config.env_id, config.env_kwargs)
         spec.check_env(task)
@@ -115,16 +118,6 @@ def _run(
         require_learner_fits(spec, task, config.algo_config, len(config.members), device)
         starts_from_another = config.from_checkpoint is not None and not loaded
         origin = Origin(config, task) if starts_from_another else None
-        envs, loop = None, spec.loop_of(config.algo_config)
-        if loop in ONLINE:
-            envs = SeedVectorEnv.make(
-                config.env_id,
-                config.env_kwargs,
-                config.num_envs,
-                config.all_seeds,
-                config.vector_mode,
-            )
-            stack.callback(envs.close)
         learner = spec.build(
             task,
             config.algo_config,
@@ -135,8 +128,20 @@ def _run(
             may_import=True,
         )
         set_precision(learner, config.precision)
-        threads = loaded[0].header["threads"] if loaded else choose_threads(config.threads, learner)
-        torch.set_num_threads(threads)
+        # Before the environments: processes that start would look like the load of others.
+        saved = loaded[0].header["threads"] if loaded else None
+        choice = choose_threads(config.threads, learner, saved)
+        torch.set_num_threads(choice.threads)
+        envs, loop = None, spec.loop_of(config.algo_config)
+        if loop in ONLINE:
+            envs = SeedVectorEnv.make(
+                config.env_id,
+                config.env_kwargs,
+                config.num_envs,
+                config.all_seeds,
+                config.vector_mode,
+            )
+            stack.callback(envs.close)
         session = Session(
             config,
             spec,
@@ -151,6 +156,8 @@ def _run(
             stop_at=stop_at,
         )
         stack.callback(session.close)
+        if choice.note is not None:
+            session.say(choice.note)
         session.accelerator = Accelerator(config, task, learner, session.say)
         stack.callback(session.accelerator.close)
         try:

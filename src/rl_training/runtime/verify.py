@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.checkpointing import load_checkpoint, read_manifest
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.state_tree import Difference, compare_states, digest_state
 from rl_training.runtime.train import train
@@ -59,7 +59,10 @@ def verify_resume(config: TrainConfig, at: int) -> ResumeReport:
     with tempfile.TemporaryDirectory() as folder:
         base = config.replace(output_dir=folder, tensorboard=False, trackers=())
         whole = train(base.replace(run_name="whole"))
-        cut = train(base.replace(run_name="cut"), stop_at=at)
+        # The number of threads may be chosen by the load of the machine, which changes meanwhile.
+        first = (whole.per_seed or (whole,))[0]
+        threads = read_manifest(first.checkpoint_path).header["threads"]
+        cut = train(base.replace(run_name="cut", threads=threads), stop_at=at)
         resumed = resume_training(cut.run_dir)
         pairs = zip(whole.per_seed or (whole,), resumed.per_seed or (resumed,), strict=True)
         reports = [_compare(w.checkpoint_path, r.checkpoint_path) for w, r in pairs]

@@ -197,6 +197,7 @@ def resume_training(
     *,
     total_timesteps: int | None = None,
     output_dir: str | Path | None = None,
+    threads: int | None = None,
     callbacks: Sequence[Callback] = (),
     warn: Warn | None = None,
 ) -> TrainResult:
@@ -212,6 +213,8 @@ def resume_training(
             it.
         output_dir: Go on in a new run, whose folder is made here; None does so for copies alone,
             in `runs`.
+        threads: New number of CPU threads; None keeps that of the run, on which its last bits
+            depend.
         callbacks: Observers.
         warn: Called about damaged checkpoints passed over.
 
@@ -229,8 +232,10 @@ def resume_training(
     # Held before it is read: what another process trains in between would be undone here.
     with nullcontext() if home is None else run_lock(home):
         config, loaded = find_start(path, home, warn)
-        if total_timesteps is not None:
-            config = config.replace(total_timesteps=total_timesteps)
+        given = {"total_timesteps": total_timesteps, "threads": threads}
+        config = config.replace(
+            **{name: value for name, value in given.items() if value is not None}
+        )
         if home is not None:
             return continue_run(config, home, loaded, callbacks)
         # A stranger's checkpoint does not choose where we write.
