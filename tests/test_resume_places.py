@@ -343,3 +343,102 @@ def test_a_run_that_ended_before_we_held_it_is_not_set_back(
     assert [row["step"] for row in read_metrics(place / "a", "train")][-1] == STEPS + 16
     assert [entry.step for entry in list_checkpoints(place / "a")][-1] == STEPS + 16
     assert not list(place.rglob("superseded-*"))
+
+
+# Links, and runs that lost their checkpoints
+
+
+def moved(run: Path, disk: Path) -> None:
+    """Move each checkpoint to another disk and leave a link."""
+    disk.mkdir(parents=True)
+    for step in (16, 32, 48):
+        shutil.move(checkpoint(run, step), disk / f"step_{step}")
+        checkpoint(run, step).symlink_to(disk / f"step_{step}")
+
+
+def moved_folder(run: Path, disk: Path) -> None:
+    """Move the whole folder and leave a link."""
+    disk.parent.mkdir(exist_ok=True)
+    shutil.move(run / "checkpoints", disk)
+    (run / "checkpoints").symlink_to(disk)
+
+
+@pytest.mark.parametrize("move", [moved, moved_folder])
+def test_a_run_whose_checkpoints_are_links_goes_on_from_them(
+    move: Callable[[Path, Path], None], place: Path
+) -> None:
+    for run in (place / "a", place / "group/seed_3", place / "group/seed_1"):
+        move(run, place / "disk" / run.name)
+    before = content(place / "disk")
+    assert list_checkpoints(place / "a")[-1].step == CUT
+    for name, whole in {"a": "whole", "group": "whole_group/seed_3"}.items():
+        result = resume_training(place / name)
+        assert result.run_dir == place / name
+        assert learner_digest((result.per_seed or (result,))[0].run_dir) == learner_digest(
+            place / whole
+        )
+    if move is moved:  # pruning removes links, never what they point to
+        assert content(place / "disk") == before
+        assert [entry.step for entry in list_checkpoints(place / "a")] == [32, 48, 64]
+    # Going back sets links aside as they are.
+    resume_training(checkpoint(place / "a", 32))
+    assert learner_digest(place / "a") == learner_digest(place / "whole")
+    (aside,) = [path for path in place.rglob("superseded-*") if path.is_dir()]
+    assert sorted(path.name for path in aside.iterdir()) == ["step_48", "step_64"]
+    assert learner_digest(aside / "step_48")
+    # A checkpoint that is a link is replaced by a folder, and its target stays.
+    if move is moved:
+        assert content(place / "disk") == before
+
+
+def test_a_link_whose_target_is_gone_is_named_and_the_older_one_used(place: Path) -> None:
+    moved(place / "a", place / "disk")
+    shutil.move(place / "disk/step_48", place / "step_48")
+    notes: list[str] = []
+    result = resume_training(place / "a", warn=notes.append)
+    assert "step_48 is a link to" in notes[0]
+    assert learner_digest(result.run_dir) == learner_digest(place / "whole")
+
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    "disk not mounted": lambda run: (moved(run, run / "disk"), shutil.rmtree(run / "disk")),
+    "folder on a disk not mounted": lambda run: (
+        moved_folder(run, run.parent / "disk" / run.name),
+        shutil.rmtree(run.parent / "disk"),
+    ),
+    "link to itself": lambda run: (
+        shutil.rmtree(run / "checkpoints"),
+        (run / "checkpoints").symlink_to("checkpoints"),
+    ),
+    "moved away": lambda run: shutil.move(run / "checkpoints", run / "moved"),
+    "deleted one by one": lambda run: [
+        shutil.rmtree(entry.path) for entry in list_checkpoints(run)
+    ],
+    "a file in its place": lambda run: (
+        shutil.rmtree(run / "checkpoints"),
+        (run / "checkpoints").write_text(""),
+    ),
+    "files in the place of checkpoints": lambda run: [
+        (shutil.rmtree(entry.path), entry.path.write_text("")) for entry in list_checkpoints(run)
+    ],
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("old", [False, True])
+def test_a_run_that_has_had_a_checkpoint_never_starts_over(
+    loss: str, old: bool, place: Path
+) -> None:
+    for name in ("a", "group/seed_3", "group/seed_1"):
+        if old:
+            (place / name / ".saved").unlink(missing_ok=True)
+        LOSSES[loss](place / name)
+    before = content(place)
+    for name in ("a", "group"):
+        with pytest.raises(CheckpointError) as error:
+            resume_training(place / name)
+        assert str(place / name) in str(error.value)
+        done = run_cli("resume", "--checkpoint", name, "-q")
+        assert (done.code, "Traceback" in done.err) == (2, False)
+    after = {name: value for name, value in content(place).items() if ".lock" not in name}
+    assert after == {name: value for name, value in before.items() if ".lock" not in name}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
@@ -110,7 +111,7 @@ def _entries(path: Path, step: int | None) -> list[CheckpointEntry]:
             f"there is no folder {path}; give a run folder or one of its checkpoints."
         )
     inner = files.checkpoints_dir(path)
-    entries = files.step_entries(inner if inner.is_dir() else path)[::-1]
+    entries = files.step_entries(inner if os.path.lexists(inner) else path)[::-1]
     chosen = [entry for entry in entries if step is None or entry.step == step]
     if not chosen:
         known = ", ".join(str(entry.step) for entry in entries[::-1]) or "none"
@@ -132,7 +133,7 @@ def _first_good(path: Path, step: int | None, use: Callable[[Path], _T], warn: W
                     tell(passed_over(failure))
                 return found
             failures.append(found)
-            if not entry.path.exists():
+            if not os.path.lexists(entry.path):
                 break  # not damaged but pruned or replaced while we read: look again
         # All failed: if the trainer has pruned or replaced them meanwhile, there are new ones.
         if _entries(path, step) == entries:

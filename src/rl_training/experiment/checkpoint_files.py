@@ -1,6 +1,8 @@
 """Files and folders of checkpoints: every change to the disk goes through the few functions here.
 
 They are called as attributes of this module, so that a fault-injection harness can replace them.
+A run's `checkpoints` folder and the folders in it may be links, to another disk; a link is deleted
+or moved as such, what it points to stays.
 A folder is in one of four stages, told by its name: `step_<n>` is a checkpoint; `.tmp-...` is being
 written, `.old-...` is being replaced, `.del-...` is being deleted by the process whose id ends it.
 """
@@ -87,8 +89,11 @@ def fsync_dir(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder and all that is in it."""
-    shutil.rmtree(path)
+    """Delete a folder and all that is in it, or a link to one."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def remove_file(path: Path) -> None:
@@ -120,7 +125,7 @@ def hidden_path(folder: Path, stage: str) -> Path:
 
 def publish(staged: Path, final: Path) -> None:
     """Move a finished folder into place; an older one of that name stays findable throughout."""
-    aside = hidden_path(final, "old") if final.is_dir() else None
+    aside = hidden_path(final, "old") if os.path.lexists(final) else None
     if aside is not None:
         rename(final, aside)
     try:
@@ -139,7 +144,7 @@ def publish(staged: Path, final: Path) -> None:
 def discard(path: Path, final: Path) -> None:
     """Delete the folder `path` of step `final` so that no half of it can be taken for the whole."""
     doomed = hidden_path(final, "del")
-    if doomed.exists():
+    if os.path.lexists(doomed):
         remove_tree(doomed)
     rename(path, doomed)
     fsync_dir(doomed.parent)
@@ -152,7 +157,7 @@ def sweep(folder: Path) -> None:
     A folder that was set aside is put back if the crash came before its successor was in place.
     """
     for stage, final, path in list(_leftovers(folder)):
-        if stage == "old" and not final.exists():
+        if stage == "old" and not os.path.lexists(final):
             rename(path, final)
             fsync_dir(folder)
             continue
@@ -176,7 +181,10 @@ def step_entries(folder: Path) -> list[CheckpointEntry]:
     """Return the step folders in a `checkpoints` folder, oldest step first.
 
     Nothing is changed: a folder that was set aside when a crash struck, or is being replaced at
-    this moment, is listed where it is.
+    this moment, is listed where it is.  So is a link, wherever it leads.
+
+    Raises:
+        CheckpointError: When `folder` is a link to nowhere, or no folder.
     """
     found: dict[int, Path] = {}
     aside: dict[int, Path] = {}
@@ -191,11 +199,28 @@ def step_entries(folder: Path) -> list[CheckpointEntry]:
 
 
 def _subfolders(folder: Path) -> list[str]:
-    if not folder.is_dir():
+    if not os.path.lexists(folder):
         return []
+    check_folder(folder)
     # The kind comes with the name; asked for afterwards, the folder might be on the move.
-    with os.scandir(folder) as entries:
-        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    with advise(f"listing {folder}"), os.scandir(folder) as entries:
+        return [e.name for e in entries if e.is_symlink() or e.is_dir(follow_symlinks=False)]
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a link that leads nowhere, and what is there but is no folder.
+
+    Raises:
+        CheckpointError: Saying which.
+    """
+    if path.is_dir() or not os.path.lexists(path):
+        return
+    if path.is_symlink():
+        raise CheckpointError(
+            f"{path} is a link to {os.readlink(path)}, which is not there; mount its disk, or put "
+            f"back what was there."
+        )
+    raise CheckpointError(f"{path} is not a folder; put back the folder that was there.")
 
 
 def step_of(path: Path) -> int | None:

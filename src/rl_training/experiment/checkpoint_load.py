@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +124,7 @@ def _while_steady(path: Path, read: Callable[[Path], _T]) -> _T:
 def _locate(path: Path) -> Path:
     """Return where the folder is now; a crash or replacement may have it set aside."""
     step = files.step_of(path)
-    if step is None or path.exists():
+    if step is None or os.path.lexists(path):
         return path
     return dict(files.step_entries(path.parent)).get(step, path)
 

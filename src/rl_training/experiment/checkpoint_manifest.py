@@ -230,6 +230,7 @@ def read_manifest(path: Path | str) -> Manifest:
     """
     path = Path(path)
     where = f"{path}: {MANIFEST_NAME}"
+    files.check_folder(path)
     with files.open_regular(path / MANIFEST_NAME, where) as file, files.advise(f"reading {where}"):
         data = file.read(MAX_MANIFEST_BYTES + 1)
     fields = unseal(data, where)

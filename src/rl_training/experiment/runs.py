@@ -29,6 +29,8 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.git_state import git_state
 
 RUN_FILE = "run.json"
+SAVED_FILE = ".saved"
+"""Says that a run has had a checkpoint, wherever that may be now."""
 REPORTED_PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "pydantic", "mujoco", "ale-py")
 
 
@@ -114,6 +116,17 @@ def run_id(folder: Path) -> str | None:
     """Return the identity of the run in a folder; runs of older versions have none."""
     known = read_description(folder).get("id")
     return known if isinstance(known, str) and known else None
+
+
+def mark_saved(folder: Path) -> None:
+    """Note in a run's folder that it has a checkpoint; from then on it never starts over."""
+    mark = folder / SAVED_FILE
+    if not mark.exists():
+        with files.advise(f"writing {mark}"):
+            files.write_file(
+                mark, [b"This run has had a checkpoint: resume never starts it over.\n"]
+            )
+            files.fsync_dir(folder)
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -22,10 +22,12 @@ from rl_training.experiment.checkpointing import (
     open_checkpoint,
 )
 from rl_training.experiment.config import TrainConfig, load_config
-from rl_training.experiment.runs import read_description, run_id
+from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.runs import SAVED_FILE, read_description, run_id
 from rl_training.experiment.yaml_loader import load_yaml
 from rl_training.runtime.groups import Warn, group_folders, load_group
 from rl_training.runtime.headers import checked
+from rl_training.runtime.saving import BEST_FILE
 from rl_training.validation import parse
 
 Start = tuple[TrainConfig, Sequence[LoadedCheckpoint]]
@@ -135,4 +137,22 @@ def _without_checkpoint(path: Path, group: Sequence[Path]) -> TrainConfig | None
             f"{path} was stopped before its first checkpoint; resume {continues} again, from which "
             "it was to go on"
         )
-    return load_config(path / "config.yaml")
+    config = load_config(path / "config.yaml")
+    for folder in group or (path,):
+        if _has_been_saved(folder, config):
+            raise CheckpointError(
+                f"{folder} has had checkpoints, but {checkpoints_dir(folder)} holds none that can "
+                "be gone on from; put them back, or train again from the beginning into another "
+                f"folder with `rl-training train --config {path / 'config.yaml'}`"
+            )
+    return config
+
+
+def _has_been_saved(folder: Path, config: TrainConfig) -> bool:
+    """Tell whether a run has had a checkpoint; older versions left no mark, but other traces."""
+    traces = (SAVED_FILE, BEST_FILE)
+    if any((folder / name).exists() for name in traces) or any(folder.glob("superseded-*")):
+        return True
+    # The line of the step at which one is due is written first; a later one proves that it was.
+    steps = {row["step"] for row in read_metrics(folder)}
+    return len([step for step in steps if step >= config.checkpoint_interval > 0]) > 1

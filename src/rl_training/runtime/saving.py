@@ -6,7 +6,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from rl_training.experiment.checkpointing import (
     save_checkpoint,
 )
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.runs import run_id
+from rl_training.experiment.runs import mark_saved, run_id
 from rl_training.experiment.state_tree import slice_seed, stack_seeds
 from rl_training.runtime.diagnostics import non_finite, tensors_in
 from rl_training.state import require_same_keys
@@ -99,6 +99,7 @@ class Saver:
                 prune_checkpoints(folder, 1, protect={best, self._newest_step})
             self._write(step, parts, states, log_offsets, best_steps)
         for folder, best in zip(self.folders, best_steps, strict=True):
+            mark_saved(folder)
             _write_best(folder, best)
             prune_checkpoints(folder, self.config.keep_checkpoints, protect={best})
         return self.newest
@@ -155,58 +156,62 @@ class Saver:
             "notes": self._notes,
         }
 
-    def restore(self, loaded: Sequence[LoadedCheckpoint], parts: Mapping[str, Any]) -> list[str]:
-        """Put saved states of this run back into the parts; returns messages for the user."""
-        messages = self._adopt(loaded, parts)
-        self.newest = [checkpoint.path for checkpoint in loaded]
-        self._newest_step = loaded[0].step
-        for checkpoint, folder in zip(loaded, self.folders, strict=True):
-            messages += set_newer_aside(folder, checkpoint.step)
-        return messages
-
-    def continue_from(
-        self, path: Path, loaded: Sequence[LoadedCheckpoint], parts: Mapping[str, Any]
+    def take_up(
+        self, loaded: Sequence[LoadedCheckpoint], continues: Path | None = None
     ) -> list[str]:
-        """Put states that another folder holds into the parts of a run with a new folder.
+        """Go on after the checkpoints that the parts were restored from; returns messages.
 
-        Nothing of the new folder is left when that fails; returns messages for the user.
+        Args:
+            loaded: One per member.
+            continues: What was given to go on from, when that is not in the run's own folder.
         """
-        folder = self.folders[0].parent if self.config.is_group else self.folders[0]
-        with ExitStack() as undo:
-            undo.callback(shutil.rmtree, folder, ignore_errors=True)
-            messages = self._adopt(loaded, parts)
-            undo.pop_all()
-        where = f"{path} goes on in a new run, {folder}, whose log begins at step {loaded[0].step}"
-        reason = "only a checkpoint in the folder of its own run is continued in place"
-        return [f"{where}: {reason}", *messages]
-
-    def _adopt(self, loaded: Sequence[LoadedCheckpoint], parts: Mapping[str, Any]) -> list[str]:
-        messages: list[str] = []
-        for checkpoint in loaded:
-            require_same_keys(parts, checkpoint.states, str(checkpoint.path))
-        for name, part in parts.items():
-            state = stack_seeds([checkpoint.states[name] for checkpoint in loaded])
-            with usable(name, str(loaded[0].path)):
-                messages += part.load_state_dict(state) or []
-                if _has_segments(part):
-                    restore_seed_segments(loaded, name, part)
         origins = [checkpoint.header.get("origin") for checkpoint in loaded]
         self.origins = [origin for origin in origins if origin is not None]
         if not self.config.is_group:  # a member that goes on alone still belongs to its group
             self._group = loaded[0].header.get("group", self._group)
-        before, now = loaded[0].header["device"], parts["learner"].device.type
-        if before != now:
-            messages.append(
-                f"the run was saved on {before} and goes on here on {now}: it continues, but not "
-                "to the bit, and with other random numbers"
-            )
-        had, has = loaded[0].header["threads"], torch.get_num_threads()
-        if had != has and now == "cpu":
-            messages.append(
-                f"the run was saved with threads={had} and continues with threads={has}: it is not "
-                f"bit-exact from here on (resume with --threads {had} where that matters)"
-            )
+        if continues is not None:
+            folder = self.folders[0].parent if self.config.is_group else self.folders[0]
+            return [
+                f"{continues} goes on in a new run, {folder}, whose log begins at step "
+                f"{loaded[0].step}: only a checkpoint in the folder of its own run is continued in "
+                "place"
+            ]
+        self.newest = [checkpoint.path for checkpoint in loaded]
+        self._newest_step = loaded[0].step
+        messages: list[str] = []
+        for checkpoint, folder in zip(loaded, self.folders, strict=True):
+            messages += set_newer_aside(folder, checkpoint.step)
         return messages
+
+
+def restore_parts(loaded: Sequence[LoadedCheckpoint], parts: Mapping[str, Any]) -> list[str]:
+    """Put saved states back into the parts; returns messages for the user.
+
+    Raises:
+        CheckpointError: When a state cannot be used.
+    """
+    messages: list[str] = []
+    for checkpoint in loaded:
+        require_same_keys(parts, checkpoint.states, str(checkpoint.path))
+    for name, part in parts.items():
+        state = stack_seeds([checkpoint.states[name] for checkpoint in loaded])
+        with usable(name, str(loaded[0].path)):
+            messages += part.load_state_dict(state) or []
+            if _has_segments(part):
+                restore_seed_segments(loaded, name, part)
+    before, now = loaded[0].header["device"], parts["learner"].device.type
+    if before != now:
+        messages.append(
+            f"the run was saved on {before} and goes on here on {now}: it continues, but not "
+            "to the bit, and with other random numbers"
+        )
+    had, has = loaded[0].header["threads"], torch.get_num_threads()
+    if had != has and now == "cpu":
+        messages.append(
+            f"the run was saved with threads={had} and continues with threads={has}: it is not "
+            f"bit-exact from here on (resume with --threads {had} where that matters)"
+        )
+    return messages
 
 
 def _is_full(error: CheckpointError) -> bool:
@@ -250,14 +255,17 @@ def set_newer_aside(folder: Path, step: int) -> list[str]:
     newer = [entry for entry in list_checkpoints(folder) if entry.step > step]
     if not newer:
         return []
-    aside = folder / f"superseded-{datetime.now(timezone.utc).strftime('%Y%m%d-%H%M%S-%f')}"
+    # Folders cannot be renamed onto another disk, where a link may have put all of them.
+    home = files.checkpoints_dir(folder)
+    parent = home if home.is_symlink() else folder
+    aside = parent / f"superseded-{datetime.now(timezone.utc).strftime('%Y%m%d-%H%M%S-%f')}"
     with files.advise(f"moving later checkpoints to {aside}"):
         files.make_dir(aside)
         # The newest first: what a crash leaves behind must not be followed by a gap.
         for entry in reversed(newer):
             files.rename(entry.path, aside / f"step_{entry.step}")
         files.fsync_dir(aside)
-        files.fsync_dir(files.checkpoints_dir(folder))
+        files.fsync_dir(home)
     steps = ", ".join(str(entry.step) for entry in newer)
     return [f"continuing from step {step}; later checkpoints ({steps}) were moved to {aside}"]
 

@@ -31,7 +31,7 @@ from rl_training.runtime.monitors import Monitors, largest_reward
 from rl_training.runtime.origin import Origin
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.results import TrainingInterrupted, TrainResult, summarize_returns
-from rl_training.runtime.saving import Part, Saver
+from rl_training.runtime.saving import Part, Saver, restore_parts
 from rl_training.runtime.signals import SignalFlag
 from rl_training.runtime.summary import group_result
 
@@ -123,11 +123,13 @@ class Session:
             see_data: Called after it, unless the learner has its statistics from another run.
             notes: What there is to say about the data; also kept in the log and in checkpoints.
         """
-        taken = [] if self._origin is None else self._origin.take_over(self.learner, self.parts)
+        messages = [] if self._origin is None else self._origin.take_over(self.learner, self.parts)
+        if self._restore_from:
+            messages += restore_parts(self._restore_from, self.parts)
         self.run_dir = self.state.run_dir = self._resources.enter_context(self._folder)
         self._folders = member_folders(self.run_dir, self.config)
         self._saver = Saver(self.config, self.env_spec, self._folders, self._resume_level, notes)
-        messages = taken + self._populate(start, see_data)
+        messages += self._start_or_take_up(start, see_data)
         step = self.clock.step.value
         self._previous = self.state.step = self.state.start_step = step
         is_new = not self._restore_from or self._continues is not None
@@ -146,12 +148,12 @@ class Session:
         if self._origin is not None or self._continues is not None:
             self.save()
 
-    def _populate(self, start: Callable[[], None], see_data: Callable[[], None]) -> list[str]:
-        """Fill the parts with what they begin with; returns messages."""
-        if self._continues is not None:
-            return self._saver.continue_from(self._continues, self._restore_from, self.parts)
+    def _start_or_take_up(
+        self, start: Callable[[], None], see_data: Callable[[], None]
+    ) -> list[str]:
+        """Begin a new run, or go on after its checkpoints; returns messages."""
         if self._restore_from:
-            return self._saver.restore(self._restore_from, self.parts)
+            return self._saver.take_up(self._restore_from, self._continues)
         start()
         if self._origin is None:
             see_data()
