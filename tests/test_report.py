@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 
 from helpers.browser import ask_browser
 from helpers.tiny import run_cli, tiny_config
-from rl_training.errors import DataError
+from rl_training.errors import ConfigError, DataError
 from rl_training.reporting.charts import Line, Size, line_chart, short, ticks
 from rl_training.reporting.figures import curve, improvements, ranked, rows_of, thin
 from rl_training.reporting.gather import gather
@@ -288,3 +289,99 @@ def test_a_page_that_cannot_be_written_is_one_sentence(runs: Path, tmp_path: Pat
     sentence = run_cli("report", runs, "-o", tmp_path / "file" / "x.html").sentence()
     assert "cannot be written" in sentence
     assert "by final, last, best" in run_cli("leaderboard", runs, "--by", "x").sentence()
+
+
+# Files of the wrong shape
+
+VALUES: tuple[Any, ...] = (
+    *(None, True, 0, -1, 1.5, 10**30, -1e308, 1e308, "", "text", "nan", "1e999", "[/b]", "[bold]"),
+    *([], [1], [None], [[]], {}, {"a": 1}, {"a": {"b": []}}, {"kind": "eval"}),
+)
+HUGE = "1" * 500
+LINE = {"step": 7, "kind": "train", "critic_loss": 1.0}
+LOGS = (
+    *(json.dumps(value) for value in VALUES),
+    *(
+        json.dumps(LINE | {key: value})
+        for key in ("step", "kind", "critic_loss")
+        for value in VALUES
+    ),
+    *(json.dumps(LINE | {"time/elapsed_seconds": value}) for value in VALUES),
+    *(json.dumps({"step": 7, "kind": "eval", "eval_return_mean": value}) for value in VALUES),
+    *(json.dumps({"step": 7, "kind": "note", "text": value}) for value in VALUES),
+    *(f'{{"step": {n}, "kind": "eval", "eval_return_mean": {n}}}' for n in (HUGE, "NaN", "1e999")),
+    *(f'{{"step": 7, "kind": "train", "critic_loss": {n}}}' for n in (HUGE, "NaN", "1e999")),
+    '{"kind": "note"}',
+    '{"step": 7}',
+    "[" * 100_000,
+    "\x00\x1b[2J",
+)
+SYSTEMS = (
+    *(json.dumps(value) for value in VALUES),
+    *(
+        json.dumps({key: value})
+        for key in ("packages", "git", "command", "python", "processors", "rl_training")
+        for value in VALUES
+    ),
+    *(json.dumps({"git": {"commit": value, "dirty": value}}) for value in VALUES),
+    *("", "{", "[" * 100_000, "1" * 5000),
+)
+CONFIGS = tuple(
+    {key: value}
+    for key in (
+        *("algo", "env_id", "env_kwargs", "algo_kwargs", "seed", "device", "total_timesteps"),
+        *("tags", "grid", "no_such_key", "[/b]"),
+    )
+    for value in VALUES[::2]
+) + tuple(
+    {"algo_kwargs": {"dataset_kind": "npz", key: value}}
+    for key in ("learning_rate", "dataset_kind", "dataset_path", "dataset_id")
+    for value in VALUES[::2]
+)
+
+
+def wrong_run(folder: Path, source: Path, seed: int, **texts: str) -> Path:
+    """A copy of a run with other texts in its files."""
+    folder.mkdir(parents=True)
+    for name in ("config.yaml", "run.json", "metrics.jsonl"):
+        text = texts.get(name.split(".")[0], (source / name).read_text())
+        (folder / name).write_text(text.replace("\nseed: 0\n", f"\nseed: {seed}\n"))
+    return folder
+
+
+def refused(command: str, folder: Path) -> str | None:
+    """What a command says when it refuses a folder; None when it does not."""
+    page = ["-o", folder.parent / "page.html"] if command == "report" else []
+    done = run_cli(command, folder, *page)
+    return None if done.code == 0 else done.sentence()
+
+
+def test_files_of_the_wrong_shape_are_left_out_or_named(tmp_path: Path) -> None:
+    good = write_run(tmp_path / "source", {1: 1.0, 2: 2.0})
+    described = {"algo": "sac", "env_id": "Pendulum-v1", "seed": 0, "algo_kwargs": {}}
+    (good / "config.yaml").write_text(yaml.safe_dump(described, sort_keys=False))
+    log = (good / "metrics.jsonl").read_text()
+    # Logs and descriptions of systems never stop anything.
+    for number, shape in enumerate(SYSTEMS):
+        wrong_run(tmp_path / "systems" / str(number), good, number, run=shape)
+    wrong_run(tmp_path / "lines" / "a", good, 0)
+    wrong_run(tmp_path / "lines" / "b", good, 1, metrics=log + "\n".join(LOGS))
+    for number, shape in enumerate(LOGS):
+        wrong_run(tmp_path / "logs" / str(number), good, number, metrics=log + shape)
+    # A configuration that describes no run is named; all others are compared, a few at a time.
+    named: list[str] = []
+    for number, shape in enumerate(CONFIGS):
+        batch = tmp_path / f"configs{number // 12}"
+        run = wrong_run(batch / str(number), good, 0, config=yaml.safe_dump(described | shape))
+        try:
+            gather([run])
+        except ConfigError as error:
+            named.append(str(error))
+            assert str(run / "config.yaml") in named[-1]
+            shutil.move(run, tmp_path / "refused" / str(number))
+    assert len(named) > 30
+    batches = [path for path in tmp_path.glob("configs*") if any(path.iterdir())]
+    for command in ("leaderboard", "report"):
+        for folder in (*batches, *(tmp_path / name for name in ("systems", "lines", "logs"))):
+            assert refused(command, folder) is None, folder
+        assert "describes no run" in str(refused(command, tmp_path / "refused"))

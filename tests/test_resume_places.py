@@ -442,3 +442,43 @@ def test_a_run_that_has_had_a_checkpoint_never_starts_over(
         assert (done.code, "Traceback" in done.err) == (2, False)
     after = {name: value for name, value in content(place).items() if ".lock" not in name}
     assert after == {name: value for name, value in before.items() if ".lock" not in name}
+
+
+# The log
+
+
+LOGS: dict[str, tuple[Callable[[bytes], bytes | None], str, list[int]]] = {
+    "whole": (lambda log: log, "", [16, 32, 48, 64]),
+    "later lines": (lambda log: log + b'{"step": 60, "kind": "tr', "", [16, 32, 48, 64]),
+    "half a line": (lambda log: log[:-20], "lost its last lines", [16, 32, 64]),
+    "no last newline": (lambda log: log[:-1], "lost its last lines", [16, 32, 64]),
+    "one line": (lambda log: log[: log.index(b"\n") + 1], "lost its last lines", [16, 64]),
+    "half of the first": (lambda log: log[:9], "lost its last lines", [64]),
+    "empty": (lambda log: b"", "lost its last lines", [64]),
+    "one long other line": (lambda log: b"x" * 2 * len(log), "lost its last lines", [64]),
+    "missing": (lambda log: None, "is missing", [64]),
+}
+
+
+@pytest.mark.parametrize("how", LOGS)
+def test_a_log_that_lost_lines_is_mentioned_and_no_line_is_continued(how: str, place: Path) -> None:
+    change, expected, steps = LOGS[how]
+    for name in ("a", "group") if how == "half a line" else ("a",):
+        run = place / name / "seed_1" if name == "group" else place / name
+        log = change((run / "metrics.jsonl").read_bytes())
+        (run / "metrics.jsonl").unlink()
+        if log is not None:
+            (run / "metrics.jsonl").write_bytes(log)
+        notes = Notes()
+        resume_training(place / name, callbacks=[notes])
+        assert [note for note in notes.texts if "metrics.jsonl" in note] == [
+            note for note in notes.texts if expected and expected in note
+        ]
+        assert bool(expected) == any(str(run / "metrics.jsonl") in note for note in notes.texts)
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines if '"train"' in line] == steps
+        assert all(json.loads(line) for line in lines)
+        # The next checkpoint knows the length that the log has now.
+        notes.texts.clear()
+        resume_training(place / name, callbacks=[notes], total_timesteps=STEPS + 16)
+        assert not [note for note in notes.texts if "metrics.jsonl" in note]

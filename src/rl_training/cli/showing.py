@@ -186,10 +186,12 @@ def _row_facts(row: Row) -> dict[str, Any]:
 
 
 def _print_board(task: Task, rows: list[Row], by: str) -> None:
+    from rich.markup import escape
+
     from rl_training.cli.tables import print_rows
     from rl_training.reporting.figures import KINDS, improvements
 
-    out.print(f"\n[bold]{task.name}[/], by {by} return", highlight=False)
+    out.print(f"\n[bold]{escape(task.name)}[/], by {by} return", highlight=False)
     beats = improvements(rows, by)
     others = [kind for kind in KINDS if kind != by]
     cells = []
@@ -197,7 +199,7 @@ def _print_board(task: Task, rows: list[Row], by: str) -> None:
         below = beats[place][place + 1] if place + 1 < len(rows) else None
         cells.append(
             (
-                f"{place + 1}. {row.method.label}",
+                f"{place + 1}. {escape(row.method.label)}",
                 _cell(row.figure(by), with_interval=True),
                 *(_cell(row.figure(kind)) for kind in others),
                 str(len(row.method.runs)),

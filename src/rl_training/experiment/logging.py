@@ -1,7 +1,8 @@
 """Metrics of a run as JSON lines, and wherever else they shall go.
 
 A resumed run first cuts the JSON lines back to the length the checkpoint remembers, so that no step
-stands there twice and none is missing.
+stands there twice and none is missing.  Where lines were lost it says so, and a line is never
+continued by another.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.trackers import Tracker, tensorboard_tracker, trackers_for
 
 METRICS_FILE = "metrics.jsonl"
+MAX_STEP = 10**18
+"""Steps are below this, as those of checkpoints are."""
+LARGEST = 1e150
+"""Numbers beyond it count as infinite: their squares and sums would be."""
 
 
 class MetricLogger:
@@ -44,14 +49,28 @@ class MetricLogger:
                 and they leave out what they have.
         """
         self.path = folder / METRICS_FILE
-        self._file = open(self.path, "ab")  # noqa: SIM115 - held open for the whole run
-        if self._file.tell() > resume_offset:
-            self._file.truncate(resume_offset)
-            self._file.seek(resume_offset)
+        self.note: str | None = None
+        """What there is to say about lines that were lost."""
+        if resume_offset and not self.path.exists():
+            self.note = f"{self.path} is missing: it begins again, after step {step}"
+        self._file = open(self.path, "a+b")  # noqa: SIM115 - held open for the whole run
+        self._cut_back(resume_offset, step)
         board = tensorboard_tracker(folder / "tensorboard", step) if tensorboard else None
         self._trackers = [*([] if board is None else [board]), *trackers]
         if trackers and resume_offset:
             self._replay(folder, trackers)
+
+    def _cut_back(self, resume_offset: int, step: int) -> None:
+        """Cut the lines back to the checkpoint's length, or to the last whole one before it."""
+        length = self._file.seek(0, os.SEEK_END)
+        kept = min(length, resume_offset)
+        self._file.seek(0)
+        whole = self._file.read(kept).rfind(b"\n") + 1
+        if whole < length:
+            self._file.truncate(whole)
+        self._file.seek(whole)
+        if self.note is None and whole < resume_offset:
+            self.note = f"{self.path} lost its last lines: some before step {step} are missing"
 
     @property
     def offset(self) -> int:
@@ -140,14 +159,34 @@ def _hand_on(
 
 
 def read_metrics(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """Read a run's metrics back, one mapping per line; a torn last line is left out."""
-    rows = []
+    """Read a run's metrics back, one mapping with `step` and `kind` per line.
+
+    Lines that are none are left out: one cut short by a crash, or what somebody else wrote there.
+    """
     path = folder / METRICS_FILE
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # a line cut short by a crash
-        if kind is None or row.get("kind") == kind:
-            rows.append(row)
-    return rows
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    rows = [row for line in lines if (row := _parse_line(line)) is not None]
+    return [row for row in rows if kind is None or row["kind"] == kind]
+
+
+def _parse_line(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
+        return None
+    step = row.get("step")
+    return row if type(step) is int and 0 <= step < MAX_STEP else None
+
+
+def number_in(row: Mapping[str, Any], name: str) -> float | None:
+    """Return a number of a line; the log holds NaN and infinity as text, others have none."""
+    value = row.get(name)
+    if isinstance(value, str) and value in ("nan", "inf", "-inf"):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if abs(value) > LARGEST:
+        return math.inf if value > 0 else -math.inf
+    return float(value)

@@ -105,8 +105,11 @@ def _write_description(folder: Path, system: Mapping[str, Any]) -> None:
 
 def read_description(folder: Path) -> dict[str, Any]:
     """Return what `run.json` says; nothing where there is none that can be read."""
+    path = folder / RUN_FILE
+    if not files.is_plain(path):
+        return {}
     try:
-        described = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        described = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return described if isinstance(described, dict) else {}

@@ -131,7 +131,7 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     if low == high:
         low, high = low - max(abs(low) * 0.1, 0.5), high + max(abs(high) * 0.1, 0.5)
     raw = (high - low) / max(count - 1, 1)
-    power = 10.0 ** math.floor(math.log10(raw))
+    power = 10.0 ** max(math.floor(math.log10(raw)), -300)  # below, powers of ten are no numbers
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from rl_training.errors import ConfigError, DataError
 from rl_training.experiment.checkpoint_files import is_plain
 from rl_training.experiment.config import flat_settings
 from rl_training.experiment.grid import number_text
-from rl_training.experiment.logging import METRICS_FILE, read_metrics
+from rl_training.experiment.logging import METRICS_FILE, number_in, read_metrics
+from rl_training.experiment.runs import RUN_FILE, read_description
 from rl_training.experiment.yaml_loader import load_yaml
 from rl_training.runtime.summary import evaluations
 
@@ -76,21 +78,19 @@ class Run:
 
     def series(self, kind: str, name: str) -> dict[int, float]:
         """Return a metric by step, where it is a finite number."""
-        return {
-            int(row["step"]): float(row[name])
-            for row in self.rows
-            if row.get("kind") == kind and isinstance(row.get(name), int | float)
-        }
+        numbers = {row["step"]: number_in(row, name) for row in self.rows if row["kind"] == kind}
+        return {s: value for s, value in numbers.items() if value is not None and isfinite(value)}
 
     @property
     def notes(self) -> list[str]:
         """What the log says about the run's data."""
-        return [str(row["text"]) for row in self.rows if row.get("kind") == "note"]
+        texts = [row.get("text") for row in self.rows if row["kind"] == "note"]
+        return [text for text in texts if isinstance(text, str)]
 
     @property
     def step(self) -> int:
         """The last step of the log."""
-        return max((int(row["step"]) for row in self.rows), default=0)
+        return max((row["step"] for row in self.rows), default=0)
 
     def video(self, *, of_model: bool = False) -> Path | None:
         """Return the newest film in the run's folder: of the agent, or of its world model."""
@@ -160,23 +160,28 @@ def _run_folders(path: Path, depth: int) -> Iterable[Path]:
 
 
 def _read_run(folder: Path) -> Run:
-    config = load_yaml(folder / "config.yaml").data
-    for name in ("algo", "env_id"):
-        if not isinstance(config.get(name), str):
-            raise ConfigError(f"{folder / 'config.yaml'} has no {name}, so it describes no run")
+    path = folder / "config.yaml"
+    config = load_yaml(path).data
+    for name, kind, word in (
+        ("algo", str, "text"),
+        ("env_id", str, "text"),
+        ("seed", int, "a number"),
+        ("algo_kwargs", dict, "settings"),
+        ("env_kwargs", dict, "settings"),
+    ):
+        value = config.get(name, None if kind is str else kind())
+        if type(value) is not kind:
+            raise ConfigError(
+                f"{path}: {name} is {str(value)[:80]!r} and must be {word}, so it describes no run;"
+                " restore the file, or leave that folder out"
+            )
     return Run(folder=folder, config=config, system=_read_system(folder))
 
 
 def _read_system(folder: Path) -> dict[str, Any]:
     """Read `run.json`, of the run or of the group it belongs to."""
-    for path in (folder / "run.json", folder.parent / "run.json"):
-        if is_plain(path):
-            try:
-                data = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                return {}  # a run that was killed while writing it still has its curves
-            return data if isinstance(data, dict) else {}
-    return {}
+    described = folder if is_plain(folder / RUN_FILE) else folder.parent
+    return read_description(described)  # a run that lost it still has its curves
 
 
 def _tasks(runs: Sequence[Run]) -> list[Task]:

@@ -261,18 +261,21 @@ def _command(words: object) -> str:
 
 def _facts(run: Run) -> list[tuple[str, str]]:
     system = run.system
-    packages = system.get("packages") or {}
-    git = system.get("git") or {}
+    packages, git = (_mapping(system.get(name)) for name in ("packages", "git"))
     pairs = {
         "rl-training": system.get("rl_training"),
         "Python": system.get("python"),
         "platform": system.get("platform"),
         "processors": system.get("processors"),
         "device": run.config.get("device"),
-        "commit": git.get("commit", "")[:12] + (" (changed)" if git.get("dirty") else ""),
+        "commit": str(git.get("commit") or "")[:12] + (" (changed)" if git.get("dirty") else ""),
         **packages,
     }
     return [(name, str(value)) for name, value in pairs.items() if value]
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def number(value: float) -> str:

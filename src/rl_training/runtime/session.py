@@ -136,6 +136,7 @@ class Session:
         offsets = [] if is_new else [c.header["log_offset"] for c in self._restore_from]
         self._loggers = open_loggers(self.config, self.run_dir, self._folders, offsets, step)
         self.has_begun = True
+        messages += [logger.note for logger in self._loggers if logger.note is not None]
         for logger in self._loggers if not offsets else ():
             logger.log_notes(notes)
         for callback in self.callbacks:

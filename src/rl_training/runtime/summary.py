@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from rl_training.errors import DataError, RLTrainingError
 from rl_training.experiment.checkpoint_files import is_plain
 from rl_training.experiment.grid import Member, point_text
-from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.logging import number_in, read_metrics
 from rl_training.experiment.statistics import (
     LEVEL,
     RESAMPLES,
@@ -203,9 +203,9 @@ def read_summary(folder: Path) -> GroupSummary | None:
 
 
 def evaluations(folder: Path) -> dict[int, float]:
-    """Return the mean return by step; the log holds NaN and infinity as text."""
+    """Return the mean return by step."""
     rows = read_metrics(folder, "eval")
-    return {int(row["step"]): float(row[RETURN]) for row in rows if RETURN in row}
+    return {row["step"]: mean for row in rows if (mean := number_in(row, RETURN)) is not None}
 
 
 def _one_member(member: Member, result: TrainResult, log: dict[int, float]) -> SeedSummary:
