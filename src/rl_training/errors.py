@@ -4,6 +4,11 @@ Every message answers, in one sentence: what is wrong, where, which value, what 
 do next. The command line prints such an error without a traceback and exits with code 2.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class RLTrainingError(Exception):
     """Base of every error that is the user's to mend."""
@@ -35,3 +40,24 @@ class MissingExtraError(RLTrainingError, ImportError):
 
 class NonFiniteError(RLTrainingError, ArithmeticError):
     """NaN or infinity where training must not go on."""
+
+
+@contextmanager
+def exit_is_error(what: str) -> Iterator[None]:
+    """Make an error of an exit that the user's own code asks for; also a decorator.
+
+    Obeyed, `sys.exit(0)` in an environment would look like success with half the work done.
+
+    Args:
+        what: What the code was called for, such as `training`.
+
+    Raises:
+        RLTrainingError: In place of `SystemExit`.
+    """
+    try:
+        yield
+    except SystemExit as leaving:
+        raise RLTrainingError(
+            f"{what} was ended by sys.exit({leaving.code!r}) in an environment, a callback or a "
+            "module they use; raise an exception there, or end the episode"
+        ) from leaving

@@ -58,7 +58,7 @@ class Backend(Protocol):
     def restore(self, states: Sequence[State]) -> list[str | None]:
         """Continue from snapshots; says for every lane why a new episode began, if one did."""
 
-    def blame(self, error: Exception) -> tuple[int, object]:
+    def blame(self, error: Exception | SystemExit) -> tuple[int, object]:
         """The lane that failed and the reason; an EnvError is a complete one."""
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class SyncEnvs:
             for make in task.makers():
                 self.envs.append(make())
                 self._check_spaces(task)
-        except Exception:
+        except (Exception, SystemExit):
             self.close()
             raise
         self._only = self.envs[0] if len(self.envs) == 1 else None
@@ -238,7 +238,7 @@ class SyncEnvs:
                 env.last_obs = np.array(obs)
         return messages
 
-    def blame(self, error: Exception) -> tuple[int, object]:
+    def blame(self, error: Exception | SystemExit) -> tuple[int, object]:
         """Which environment failed, and why; nearly always it has said so itself."""
         return 0, error
 
@@ -319,7 +319,7 @@ class WorkerEnvs:
                 self._buffer[lane] = last_obs[lane]
         return messages
 
-    def blame(self, error: Exception) -> tuple[int, object]:
+    def blame(self, error: Exception | SystemExit) -> tuple[int, object]:
         """Which environment failed, and why; the workers do not outlive it."""
         lane: int = 0
         reason: object = error

@@ -101,11 +101,10 @@ def _is_own_class(env_id: str) -> bool:
         )
     try:
         module = import_named(module_name, f"environment {env_id}")
-    except ImportError as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(
-            f"environment {env_id}: module {module_name!r} cannot be imported ({error}); install "
-            "it or put its "
-            f"folder on PYTHONPATH"
+            f"environment {env_id}: module {module_name!r} cannot be imported "
+            f"({type(error).__name__}: {error}); install it or put its folder on PYTHONPATH"
         ) from error
     # Importing may have registered the name, as Gymnasium's own `module:Registered-v0` form
     # expects.
@@ -235,7 +234,7 @@ def _construct(
             f"{env_id}{known}; "
             f"max_episode_steps, render_mode and wrappers are taken for every environment"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(
             f"environment {env_id} could not be made with {kwargs}: {type(error).__name__}: {error}"
         ) from error

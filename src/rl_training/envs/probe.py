@@ -42,7 +42,7 @@ def probe_env(
 def _guarded(env_id: str, what: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(
             f"environment {env_id}: {what} raised {type(error).__name__}: {error}"
         ) from error

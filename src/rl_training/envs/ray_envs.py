@@ -238,7 +238,7 @@ class RayEnvs:
             messages += self._answer(index, "restore", (part.base,), reference, keep=False)
         return messages
 
-    def blame(self, error: Exception) -> tuple[int, object]:
+    def blame(self, error: Exception | SystemExit) -> tuple[int, object]:
         """Which environment failed, and why."""
         lane = sum(len(part.task.lanes) for part in self._parts[: self._failed])
         reason: object = error

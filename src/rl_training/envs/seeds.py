@@ -140,7 +140,7 @@ class SeedVectorEnv:
             lane_seeds = [env_seed(seed, i) for seed in self.seeds for i in range(self.num_envs)]
         try:
             obs = self.backend.reset(lane_seeds)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failure(error) from error
         self._started = True
         self._require_finite(obs)
@@ -163,7 +163,7 @@ class SeedVectorEnv:
         assert env_actions.shape == self._action_shape, (env_actions.shape, self._action_shape)
         try:
             obs, reward, terminated, truncated = self.backend.step(env_actions)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failure(error) from error
         if not (self._few_numbers and math.isfinite(_total(obs, _total(reward)))):
             self._require_finite(obs, reward)
@@ -174,7 +174,7 @@ class SeedVectorEnv:
             return Step(obs, learned, terminated, truncated, obs, reward)
         try:
             fresh = self.backend.renew(terminated | truncated, obs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failure(error) from error
         if not (self._few_numbers and math.isfinite(_total(fresh))):
             self._require_finite(fresh)
@@ -213,13 +213,13 @@ class SeedVectorEnv:
             return ""
         return f"; the last action was {self._last_actions[seed, index]!r}"
 
-    def _failure(self, error: Exception) -> EnvError:
+    def _failure(self, error: Exception | SystemExit) -> EnvError:
         """One error that names the environment."""
         lane, reason = self.backend.blame(error)
         if isinstance(reason, EnvError):
             return reason
         seed, index = divmod(lane, self.num_envs)
-        kind = f"{type(reason).__name__}: " if isinstance(reason, Exception) else ""
+        kind = f"{type(reason).__name__}: " if isinstance(reason, BaseException) else ""
         return EnvError(
             f"environment {self.env_id} (index {index}, seed {self.seeds[seed]}) failed at step "
             f"{self.num_steps(seed)}: {kind}{reason}{self._last_action(seed, index)}"
@@ -230,7 +230,7 @@ class SeedVectorEnv:
         assert self._started, "reset before snapshot"
         try:
             parts = self.backend.snapshot()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failure(error) from error
         self.resume_level = weakest_level(part["level"] for part in parts)
         own = {"env_id": self.env_id, "num_envs": self.num_envs}
@@ -251,7 +251,7 @@ class SeedVectorEnv:
             messages = self.backend.restore(parts)
         except CheckpointError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failure = self._failure(error)
             if isinstance(error.__cause__, CheckpointError):
                 raise CheckpointError(str(error.__cause__)) from error

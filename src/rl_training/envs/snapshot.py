@@ -299,7 +299,7 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
             obs, _ = self.env.reset(seed=seed, options=options or None)
             if obs.shape != self._obs_shape:
                 raise ValueError(f"observation of shape {obs.shape}, not {self._obs_shape}")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EnvError(
                 f"{self._label}: reset failed with {type(error).__name__}: {error}"
             ) from error
@@ -316,7 +316,7 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
             # Shared memory would broadcast a smaller observation without a word.
             if obs.shape != self._obs_shape:
                 raise ValueError(f"observation of shape {obs.shape}, not {self._obs_shape}")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EnvError(
                 f"{self._label}: step failed with {type(error).__name__}: {error}; the last action "
                 f"was {action!r}"

@@ -107,10 +107,10 @@ def own_function(name: str, kind: Kind, *, may_import: bool = True) -> StateFunc
         )
     try:
         module = import_named(module_name, f"{kind.word} {name}")
-    except ImportError as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(
-            f"{kind.word} {name}: module {module_name!r} cannot be imported ({error}); install it "
-            "or put its folder on PYTHONPATH"
+            f"{kind.word} {name}: module {module_name!r} cannot be imported "
+            f"({type(error).__name__}: {error}); install it or put its folder on PYTHONPATH"
         ) from error
     # Not getattr: a module's own __getattr__ may import more.
     function = vars(module).get(attribute)
@@ -136,7 +136,7 @@ def check_function(function: StateFunction, name: str, kind: Kind, env: EnvSpec)
     wanted = f"[B] {str(kind.dtype).removeprefix('torch.')}"
     try:
         result: object = function(rows, torch.zeros(_CHECK_ROWS, env.action_dim), rows.clone())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(
             f"{kind.word} {name} failed on a batch of {_CHECK_ROWS} rows of {env.env_id} "
             f"({type(error).__name__}: {error}); it takes obs [B, {env.obs_dim}], action "

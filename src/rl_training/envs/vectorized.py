@@ -160,7 +160,7 @@ class MaskedCartPole:
         self._generators = [gen for part in parts for gen in decode(part["generators"])]
         return [None] * len(self._generators)
 
-    def blame(self, error: Exception) -> tuple[int, object]:
+    def blame(self, error: Exception | SystemExit) -> tuple[int, object]:
         """Which environment failed, and why."""
         return 0, error
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import DataError
+from rl_training.errors import DataError, exit_is_error
 from rl_training.rng import Rng, derive_seed
 from rl_training.runtime.workflows import LoadedAgent
 
@@ -54,6 +54,7 @@ class CollectPlan:
             raise DataError(f"seed must be >= 0, got {self.seed}")
 
 
+@exit_is_error("collecting")
 def collect_dataset(
     plan: CollectPlan,
     agent: LoadedAgent | None = None,

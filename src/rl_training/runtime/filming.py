@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 from rl_training.envs.factory import make_env
 from rl_training.envs.options import evaluation_kwargs
 from rl_training.envs.spec import AnyEnv
-from rl_training.errors import ConfigError, DataError, EnvError, MissingExtraError
+from rl_training.errors import (
+    ConfigError,
+    DataError,
+    EnvError,
+    MissingExtraError,
+    exit_is_error,
+)
 from rl_training.rng import Rng, derive_seed
 from rl_training.runtime.workflows import LoadedAgent
 
@@ -36,6 +42,7 @@ class Shown:
     path: Path | None = None
 
 
+@exit_is_error("recording")
 def record_agent(
     agent: LoadedAgent,
     target: Path,
@@ -81,6 +88,7 @@ def record_agent(
     return Shown(returns=shown.returns, steps=shown.steps, path=target)
 
 
+@exit_is_error("watching")
 def watch_agent(
     agent: LoadedAgent,
     *,

@@ -11,7 +11,7 @@ import torch
 
 from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
-from rl_training.errors import ConfigError, EnvError, NonFiniteError
+from rl_training.errors import ConfigError, EnvError, NonFiniteError, exit_is_error
 from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
@@ -93,6 +93,7 @@ def continue_elsewhere(
     return _run(config, folder, callbacks, loaded, continues=path)
 
 
+@exit_is_error("training")
 def _run(
     config: TrainConfig,
     folder: AbstractContextManager[Path],

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rl_training.algorithms.base import AnyLearner
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import CheckpointError, DataError
+from rl_training.errors import CheckpointError, DataError, exit_is_error
 from rl_training.experiment.checkpointing import (
     load_single_file,
     open_checkpoint,
@@ -158,6 +158,7 @@ def evaluate_checkpoint(
     return evaluate_agent(agent, num_episodes, seed=seed, deterministic=deterministic)
 
 
+@exit_is_error("evaluation")
 def evaluate_agent(
     agent: LoadedAgent,
     num_episodes: int | None = None,
