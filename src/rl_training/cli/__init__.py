@@ -5,11 +5,25 @@ Importing this module must stay cheap: torch and the algorithms are imported ins
 
 from __future__ import annotations
 
+import errno
 import sys
+import threading
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 75
 """`EX_TEMPFAIL`: the run is saved and wants to be started again."""
+_ADVICE = {
+    errno.ENOSPC: "free space on that disk, or choose another output folder",
+    errno.EDQUOT: "free space within your quota, or choose another output folder",
+    errno.EFBIG: "the disk or a limit (ulimit -f) allows no larger file",
+    errno.EROFS: "choose an output folder that can be written to",
+    errno.EIO: "check the disk or network share, then try again",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer environments",
+    errno.ENFILE: "this machine has too many open files; end other programs",
+    errno.ENOMEM: "use fewer environments, a smaller replay or smaller networks",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u), or use fewer environments",
+}
+"""What to do about errors of the machine, which may come from anywhere."""
 
 
 def main() -> None:
@@ -17,6 +31,7 @@ def main() -> None:
     from rl_training.cli.commands import app
     from rl_training.errors import RLTrainingError
 
+    threading.excepthook = _thread_failed
     try:
         app()
     except RLTrainingError as error:
@@ -29,6 +44,16 @@ def main() -> None:
         sys.exit(code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has gone; that is no error of anybody.
+        sys.stderr.close()
+        sys.exit(0)
+    except OSError as error:
+        if error.errno not in _ADVICE:
+            raise
+        what = f"{error.filename}: " if error.filename else ""
+        _report(f"{what}{error.strerror}; {_ADVICE[error.errno]}")
+        sys.exit(EXIT_USER_ERROR)
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
@@ -38,18 +63,24 @@ def main() -> None:
             "smaller networks or smaller data"
         )
         sys.exit(EXIT_USER_ERROR)
-    except BrokenPipeError:
-        # The reader of our output (`| head`) has gone; that is no error of anybody.
-        sys.stderr.close()
-        sys.exit(0)
 
 
 def _report(text: str, label: str = "[red]error:[/]") -> None:
-    from rich.console import Console
+    try:
+        from rich.console import Console
 
-    console = Console(stderr=True)
-    console.print(label, end=" ")
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console = Console(stderr=True)
+        console.print(label, end=" ")
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    except OSError:  # without a free file nothing more can be imported
+        print(f"error: {text}", file=sys.stderr)
+
+
+def _thread_failed(failure: threading.ExceptHookArgs) -> None:
+    """Leave errors of the disk to the main thread, which the writers of logs report them to."""
+    error = failure.exc_value
+    if not (isinstance(error, OSError) and error.errno in _ADVICE):
+        threading.__excepthook__(failure)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

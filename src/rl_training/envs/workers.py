@@ -16,6 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
 from rl_training.envs.spec import AnyEnv, Array
+from rl_training.errors import EnvError
 
 _CLOSE_SECONDS = 5.0
 
@@ -48,7 +49,8 @@ def _kill(processes: Sequence[BaseProcess], owner: int) -> None:
         if process.is_alive():
             process.kill()
     for process in processes:
-        process.join(_CLOSE_SECONDS)
+        if process.pid is not None:  # one that could not be started cannot be waited for
+            process.join(_CLOSE_SECONDS)
 
 
 class WorkerVectorEnv(AsyncVectorEnv[Array, Array]):
@@ -61,13 +63,27 @@ class WorkerVectorEnv(AsyncVectorEnv[Array, Array]):
         self.processes = []
         try:
             super().__init__(makers, copy=False, autoreset_mode=AutoresetMode.DISABLED)
+        except OSError as error:
+            self._give_up()
+            raise EnvError(
+                f"{len(env_fns)} environments in processes of their own cannot be started "
+                f"({error.strerror or error}); raise the limits of open files and processes "
+                "(ulimit -n, ulimit -u), use fewer environments, or set vector_mode to sync"
+            ) from error
         except Exception:
-            _kill(self.processes, self._owner)
+            self._give_up()
             raise
         # Workers ignore SIGTERM, with which multiprocessing would end them when the interpreter
         # exits.
         self._at_exit = functools.partial(_kill, self.processes, self._owner)
         atexit.register(self._at_exit)
+
+    def _give_up(self) -> None:
+        """End the workers there are, where not all could be started."""
+        _kill(self.processes, self._owner)
+        for pipe in getattr(self, "parent_pipes", ()):
+            pipe.close()
+        self.closed = True  # else the collector would close what was never opened
 
     def reset(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -61,6 +62,20 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
         file.flush()
         os.fsync(file.fileno())
     return FileRecord(size=size, sha256=digest.hexdigest())
+
+
+def append(file: io.FileIO, data: bytes) -> None:
+    """Write all of `data` at the end of an unbuffered file, or nothing of it."""
+    end, left = file.tell(), memoryview(data)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        # A disk that fills up takes the beginning of a line; half a line is worse than none.
+        with contextlib.suppress(OSError):
+            file.truncate(end)
+            file.seek(end)
+        raise
 
 
 def link_file(source: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ continued by another.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -16,6 +17,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from rl_training.errors import CheckpointError
+from rl_training.experiment import checkpoint_files as files
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.trackers import Tracker, tensorboard_tracker, trackers_for
 
@@ -51,10 +54,17 @@ class MetricLogger:
         self.path = folder / METRICS_FILE
         self.note: str | None = None
         """What there is to say about lines that were lost."""
+        if self.path.is_symlink():
+            raise CheckpointError(
+                f"{self.path} is a link, but a run writes into its own folder only; put the file "
+                "itself there"
+            )
         if resume_offset and not self.path.exists():
             self.note = f"{self.path} is missing: it begins again, after step {step}"
-        self._file = open(self.path, "a+b")  # noqa: SIM115 - held open for the whole run
-        self._cut_back(resume_offset, step)
+        with files.advise(f"opening {self.path}"):
+            # Without a buffer, so that what a full disk refuses is not tried again on closing.
+            self._file = io.FileIO(self.path, "a+")
+            self._cut_back(resume_offset, step)
         board = tensorboard_tracker(folder / "tensorboard", step) if tensorboard else None
         self._trackers = [*([] if board is None else [board]), *trackers]
         if trackers and resume_offset:
@@ -81,10 +91,14 @@ class MetricLogger:
         """Write one line; `kind` says what they are of.  Non-finite numbers are written as text."""
         line = {"step": step, "kind": kind}
         line |= {name: v if math.isfinite(v) else str(v) for name, v in values.items()}
-        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        self._append(json.dumps(line, allow_nan=False))
         if self._trackers:
-            _hand_on(self._trackers, kind, step, values)
+            with files.advise(f"writing the metrics of {self.path.parent}"):
+                _hand_on(self._trackers, kind, step, values)
+
+    def _append(self, line: str) -> None:
+        with files.advise(f"writing {self.path}"):
+            files.append(self._file, line.encode() + b"\n")
 
     def _replay(self, folder: Path, trackers: Sequence[Tracker]) -> None:
         for row in read_metrics(folder):
@@ -95,23 +109,22 @@ class MetricLogger:
     def log_notes(self, notes: Sequence[str]) -> None:
         """Write what there is to say about the run's data, one line of kind `note` each."""
         for note in notes:
-            line = json.dumps({"step": 0, "kind": "note", "text": note})
-            self._file.write(line.encode() + b"\n")
-        self._file.flush()
+            self._append(json.dumps({"step": 0, "kind": "note", "text": note}))
 
     def sync(self) -> None:
         """Force the lines to the disk, before a checkpoint refers to them."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        for tracker in self._trackers:
-            tracker.flush()
+        with files.advise(f"writing {self.path}"):
+            os.fsync(self._file.fileno())
+            for tracker in self._trackers:
+                tracker.flush()
 
     def close(self) -> None:
         """Close the files."""
         self._file.close()
         trackers, self._trackers = self._trackers, []  # may be called twice
-        for tracker in trackers:
-            tracker.close()
+        with files.advise(f"writing the metrics of {self.path.parent}"):
+            for tracker in trackers:
+                tracker.close()
 
 
 def open_loggers(
@@ -121,13 +134,13 @@ def open_loggers(
 
     Args:
         config: The run's.
-        run_dir: Folder of the run; removed again when a new run's service cannot be opened.
+        run_dir: Folder of the run; removed again when a log of a new run cannot be opened.
         folders: Folder of each member.
         offsets: Length of each member's JSON lines in its checkpoint; none begins a new run.
         step: Step the run begins at.
 
     Raises:
-        RLTrainingError: When a new run's service cannot be opened.
+        RLTrainingError: When a log or a new run's service cannot be opened.
     """
     # A run with a checkpoint is never new, even if somebody has removed its log.
     is_new = not offsets and not (folders[0] / METRICS_FILE).exists()
@@ -135,19 +148,20 @@ def open_loggers(
         if is_new:
             undo.callback(shutil.rmtree, run_dir, ignore_errors=True)
         trackers = trackers_for(config, folders, is_new=is_new)
+        loggers = [
+            MetricLogger(
+                folder,
+                tensorboard=config.tensorboard,
+                resume_offset=offset,
+                step=step,
+                trackers=services,
+            )
+            for folder, offset, services in zip(
+                folders, offsets or [0] * len(folders), trackers, strict=True
+            )
+        ]
         undo.pop_all()
-    return [
-        MetricLogger(
-            folder,
-            tensorboard=config.tensorboard,
-            resume_offset=offset,
-            step=step,
-            trackers=services,
-        )
-        for folder, offset, services in zip(
-            folders, offsets or [0] * len(folders), trackers, strict=True
-        )
-    ]
+    return loggers
 
 
 def _hand_on(
