@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,15 +167,16 @@ def test_rows_out_of_order_are_single_steps_and_have_no_episodes(tmp_path: Path)
     assert index.shape[1] > 390  # a few rows stay neighbours by chance
     one, many = (DatasetBuffer(rows, n_step=n).gather(index) for n in (1, 5))
     torch.testing.assert_close(many.reward, one.reward)
-    expert = {"expert_dataset_kind": "npz", "expert_dataset_path": str(path)}
-    for setting, open_it in {
+    expert: dict[str, Any] = {"expert_dataset_kind": "npz", "expert_dataset_path": str(path)}
+    openers: dict[str, Callable[[], object]] = {
         "normalize_rewards": lambda: opened(path, "npz", normalize_rewards=True),
         "dataset_trajectories": lambda: opened(path, "npz", dataset_trajectories=2),
         "expert_subsample": lambda: load_expert(ExpertSettings(**expert, expert_subsample=2), TOY),
         "expert_trajectories": lambda: load_expert(
             ExpertSettings(**expert, expert_trajectories=2), TOY
         ),
-    }.items():
+    }
+    for setting, open_it in openers.items():
         with pytest.raises(DataError, match=f"{setting} needs whole episodes") as raised:
             open_it()
         assert "\n" not in str(raised.value)

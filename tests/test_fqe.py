@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_training.algorithms.fqe import FQE, FQEConfig, ValueUnits, fqe_loss
+from rl_training.algorithms.fqe import FQE, FQEConfig, ValueUnits, fqe_loss, level
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.episode_bootstrap import EpisodeBootstrap
 from rl_training.data.offline_dataset import OfflineDataset
@@ -50,11 +50,11 @@ def any_action(observations: Array) -> Tensor:
     return torch.zeros(len(observations), 1, dtype=torch.int64)
 
 
-def plan_value() -> Array:
+def plan_value(gamma: float = GAMMA) -> Array:
     """V of the plan, (I - gamma P)^-1 r."""
     states = np.arange(3)
     moves = np.eye(3)[TRANSITIONS[states, PLAN]]
-    value: Array = np.linalg.solve(np.eye(3) - GAMMA * moves, REWARDS[states, PLAN])
+    value: Array = np.linalg.solve(np.eye(3) - gamma * moves, REWARDS[states, PLAN])
     return value
 
 
@@ -121,6 +121,43 @@ def test_estimate_is_the_closed_form_value_of_another_policy_than_the_data_s() -
     behaviour = data.returns_to_go(GAMMA)[data.episode_starts].mean()
     assert abs(expected - behaviour) > 2, "the data's own value would not pass"
     assert fit.start_values.mean() == pytest.approx(expected, abs=0.3)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.9, 0.99, 0.999, 0.9999])
+def test_a_long_horizon_needs_no_more_updates_than_a_short_one(gamma: float) -> None:
+    """Reward 1 forever is worth 1 / (1 - gamma); a plan in three states, what it solves to."""
+    config = FQEConfig(**dict(QUICK) | {"gamma": gamma})
+    forever = fit_members(rounds(terminated=False), any_action, 1, config)
+    np.testing.assert_allclose(forever.start_values, 1 / (1 - gamma), rtol=0.01)
+    data = walks(60, 10)
+    fit = fit_members(data, plan_policy, 2, config)
+    starts = data.observations[data.episode_starts].argmax(-1)
+    expected = plan_value(gamma)[starts].mean()
+    assert fit.start_values.mean() == pytest.approx(expected, rel=0.05, abs=0.2)
+
+
+def test_terminations_shorten_a_long_horizon() -> None:
+    """Reward 1 a step, and an end in one of three: worth 3 where gamma hardly counts."""
+    config = FQEConfig(**dict(QUICK) | {"gamma": 0.999})
+    fit = fit_members(rounds(terminated=True), any_action, 1, config)
+    np.testing.assert_allclose(fit.start_values, 1 + 0.999 + 0.999**2, rtol=0.03)
+
+
+def test_level_makes_the_weighted_mean_residual_vanish() -> None:
+    rng = np.random.default_rng(0)
+    residual, weight = torch.from_numpy(rng.normal(size=(2, 2, 30)).astype(np.float64))
+    weight = weight.abs()
+    discount = torch.from_numpy(np.where(np.arange(30) % 7, 0.99, 0.0))
+    change = level(residual, discount, weight)
+    assert change.shape == (2, 1)
+    after = (weight * (residual - (1 - discount) * change)).sum(1)
+    torch.testing.assert_close(after, torch.zeros(2, dtype=torch.float64))
+
+
+def test_gradient_steps_grow_with_the_horizon_within_limits_unless_given() -> None:
+    steps = {g: FQEConfig(gamma=g).gradient_steps for g in (0.0, 0.9, 0.99, 0.995, 0.999, 0.99999)}
+    assert list(steps.values()) == [10_000, 10_000, 10_000, 20_000, 30_000, 30_000]
+    assert FQEConfig(gamma=0.999, updates=7).gradient_steps == 7
 
 
 def test_estimate_of_a_continuous_policy_is_that_of_the_linear_system() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from gymnasium import spaces
 
 from helpers.contract import small_config
 from helpers.datasets import columns_of
@@ -46,6 +47,7 @@ def test_actions_of_two_axes_are_learned_acted_stored_and_exported(
     algo: str, tmp_path: Path
 ) -> None:
     box = GridActionEnv().action_space
+    assert isinstance(box, spaces.Box)
     data = random_dataset(probe_env(GRID), 120, 0)
     columns = columns_of(data)
     # As a recorder of this task writes them, with both axes.

@@ -5,7 +5,8 @@ fixed: the value of pi, without an environment.  The seed axis holds the members
 
 Deviations: the target network follows by Polyak averaging instead of being copied after each full
     regression, and the estimate is read from it; the step size falls linearly to zero; hidden
-    layers are normalised; outputs are in units of the data's own returns.
+    layers are normalised; outputs are in units of the data's own returns; the level of Q, the part
+    that all states share, is solved for instead of being iterated (`level`).
 
 It is no learner: it has no policy of its own and no `SPEC`.
 
@@ -32,14 +33,20 @@ from rl_training.rng import Rng
 from rl_training.state import Stateful
 from rl_training.validation import LARGEST_INT, PositiveFloat, PositiveInt, Seed, Settings, Sizes
 
+FEWEST_STEPS, MOST_STEPS, STEPS_PER_HORIZON = 10_000, 30_000, 100
+"""Gradient steps where none are given: for each step of the horizon 1 / (1 - gamma), within limits.
+
+The level of Q needs none of them, so the most are enough for tasks that forget where they started
+within a few hundred steps."""
+
 
 class FQEConfig(Settings):
     """Settings of fitted Q evaluation."""
 
     gamma: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Discount of the value that is estimated; null takes the checkpoint's own."""
-    updates: PositiveInt = 10_000
-    """Gradient steps; some ten times 1 / (tau (1 - gamma)) bring far rewards back."""
+    updates: PositiveInt | None = None
+    """Gradient steps; null takes 10,000, and 100 / (1 - gamma) up to 30,000 where that is more."""
     members: Annotated[int, Field(ge=2, le=LARGEST_INT)] = 20
     """Resamples of the episodes, each with a network of its own; the interval is theirs."""
     batch_size: PositiveInt = 256
@@ -54,6 +61,15 @@ class FQEConfig(Settings):
     """Share of the network that its target takes on per gradient step."""
     seed: Seed = 0
     """Seed of the resamples, the initial networks, the batches and sampled actions."""
+
+    @property
+    def gradient_steps(self) -> int:
+        """Gradient steps to take; gamma must be given."""
+        assert self.gamma is not None
+        if self.updates is not None:
+            return self.updates
+        wanted = round(STEPS_PER_HORIZON / (1 - self.gamma))
+        return min(max(wanted, FEWEST_STEPS), MOST_STEPS)
 
 
 @dataclass(frozen=True)
@@ -114,6 +130,8 @@ class FQE(Stateful):
         self.network = StackedMLP(sizes, rng, layer_norm=config.use_layer_norm)
         self.target = frozen_copy(self.network)
         self.target_parameters = list(self.target.parameters())
+        self.offset = torch.zeros(len(seeds), 1, device=device)
+        """Level of Q, added to what the networks give, `[S, 1]`."""
         self.optimizer = Adam(self.network.parameters(), config.learning_rate)
 
     def update(self, batch: TransitionBatch, next_action: Tensor, progress: float) -> Tensor:
@@ -138,12 +156,27 @@ class FQE(Stateful):
         if action.dtype == torch.int64:
             action = functional.one_hot(action, self.action_dim).to(obs.dtype)
         output: Tensor = network.forward(torch.cat((obs, action), -1))
-        return output.squeeze(-1)
+        return output.squeeze(-1) + self.offset
 
     def estimate(self, obs: Tensor, action: Tensor) -> Tensor:
         """Return the target network's outputs `[S, B]`, without gradients."""
         with torch.no_grad():
             return self.q_values(self.target, obs, action)
+
+
+def level(residual: Tensor, discount: Tensor, weight: Tensor) -> Tensor:
+    """Return what must be added to Q for its mean Bellman residual to vanish, `[S, 1]`.
+
+    Adding c to every Q changes a residual r + discount Q(s', a') - Q(s, a) by -(1 - discount) c.
+    At the solution every residual is zero, so this moves no solution.  By iteration the level grows
+    by a share of 1 - gamma a time, long after differences between states have settled.
+
+    Args:
+        residual: Of all rows, `[S, N]`.
+        discount: Gamma, or 0 at terminations, `[N]`.
+        weight: How often a member has each row, `[S, N]`.
+    """
+    return (weight * residual).sum(1, True) / (weight * (1 - discount)).sum(1, True)
 
 
 def fqe_loss(learner: FQE, batch: TransitionBatch, next_action: Tensor) -> Tensor:

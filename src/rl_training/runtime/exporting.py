@@ -77,7 +77,7 @@ class Policy(nn.Module):
         if spec.action_kind == "discrete":
             return action + spec.action_start
         dtype = getattr(torch, spec.action_dtype)
-        action = action.unflatten(-1, spec.action_shape)
+        action = action.reshape(-1, *spec.action_shape)
         if not self.bounded:
             return action.to(dtype)
         # In double precision and in two sides, as `ActionMap` does: the bounds come out exactly.

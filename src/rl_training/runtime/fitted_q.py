@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_training.algorithms.fqe import FQE, FQEConfig, ValueUnits
+from rl_training.algorithms.fqe import FQE, FQEConfig, ValueUnits, level
 from rl_training.data.episode_bootstrap import EpisodeBootstrap
 from rl_training.data.normalizer import divisor
 from rl_training.data.offline_dataset import OfflineDataset
@@ -35,6 +35,8 @@ LATE = 0.9
 TOP_SHARE = 0.1
 """Episodes that count as successes in the soft score: those of the highest returns."""
 REPORT_EVERY = 50
+FEWEST_LEVELS, MOST_LEVELS = 4, 50
+"""Times that the level of Q is solved for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,19 +112,47 @@ class _Fitting:
         returns = data.episode_returns()
         top = returns >= np.quantile(returns, 1 - TOP_SHARE)
         self.in_top = np.repeat(top, data.episode_lengths())[self.rows]
+        lengths = torch.from_numpy(data.episode_lengths()).to(self.device)
+        self.row_episode = torch.arange(len(lengths), device=self.device).repeat_interleave(lengths)
 
     def run(self, on_progress: OnProgress | None) -> Fit:
-        updates = self.config.updates
+        updates = self.config.gradient_steps
         choice = Rng(self.seeds, "policy", self.device)
-        late = self.start_values()
+        late_step = int(LATE * updates)
+        levelled = self.level_steps(updates) | {late_step}
         for done in range(updates):
-            if done == int(LATE * updates):
+            if done in levelled:
+                self.set_level()
+            if done == late_step:
                 late = self.start_values()
             batch = self.buffer.sample(self.config.batch_size)
             self.learner.update(batch, self.drawn_action(batch.index, choice), done / updates)
             if on_progress is not None and (done + 1) % REPORT_EVERY == 0:
                 on_progress(done + 1, updates)
+        self.set_level()
         return self.result(late)
+
+    def level_steps(self, updates: int) -> set[int]:
+        """Return the updates before which the level of Q is solved for.
+
+        Often, but reading all rows must cost less than learning; a large dataset is read rarely.
+        """
+        learned = updates * self.config.batch_size
+        times = min(max(learned // (4 * len(self.row_episode)), FEWEST_LEVELS), MOST_LEVELS)
+        return set(np.linspace(0, updates, times, endpoint=False).astype(int).tolist())
+
+    def set_level(self) -> None:
+        """Add to every Q what makes the mean Bellman residual of the member's rows vanish."""
+        columns = {name: rows[0] for name, rows in self.buffer.rows.items()}
+        gamma = self.gamma * columns["continues"].double()  # [N]
+        counts = torch.zeros(len(self.seeds), len(self.starts), device=self.device)
+        drawn = torch.ones_like(self.buffer.episodes, dtype=counts.dtype)
+        counts.scatter_add_(1, self.buffer.episodes, drawn)  # [S, E]
+        here = self.outputs(columns["obs"], columns["action"])
+        ahead = self.policy_outputs(columns["next_obs"], self.next_action)
+        residual = columns["reward"] + gamma * ahead - here  # [S, N]
+        change = level(residual, gamma, counts[:, self.row_episode].double())
+        self.learner.offset.add_(change.to(self.learner.offset.dtype))
 
     def drawn_action(self, index: Tensor | None, choice: Rng) -> Tensor:
         """Take one of the policy's actions at the successors of rows `[S, B]`."""
@@ -139,11 +169,19 @@ class _Fitting:
 
     def policy_values(self, obs: Tensor, action: Tensor) -> Tensor:
         """Return the mean of Q over K actions, `[S, n]`, for `[n, D]` and `[n, K, ...]`."""
-        each = [self.values(obs, action[:, k]) for k in range(action.shape[1])]
-        return torch.stack(each).mean(0)
+        return self.units.value(self.policy_outputs(obs, action))
 
     def values(self, obs: Tensor, action: Tensor) -> Tensor:
         """Return Q in units of the rewards, `[S, n]`, for rows that all members share."""
+        return self.units.value(self.outputs(obs, action))
+
+    def policy_outputs(self, obs: Tensor, action: Tensor) -> Tensor:
+        """Return the mean output over K actions, `[S, n]`, for `[n, D]` and `[n, K, ...]`."""
+        each = [self.outputs(obs, action[:, k]) for k in range(action.shape[1])]
+        return torch.stack(each).mean(0)
+
+    def outputs(self, obs: Tensor, action: Tensor) -> Tensor:
+        """Return the learner's outputs, `[S, n]`, for rows that all members share."""
         members = len(self.seeds)
         pieces = [
             self.learner.estimate(
@@ -153,7 +191,7 @@ class _Fitting:
                 torch.split(obs, CHUNK_ROWS), torch.split(action, CHUNK_ROWS), strict=True
             )
         ]
-        return self.units.value(torch.cat(pieces, 1).double())
+        return torch.cat(pieces, 1).double()
 
     def result(self, late: Floats) -> Fit:
         rows = torch.from_numpy(self.rows).to(self.device)

@@ -240,7 +240,7 @@ def _evaluate(
         soft_score=None,
         drift=None,
         members=config.members,
-        updates=config.updates,
+        updates=config.gradient_steps,
         episodes=data.num_episodes,
         transitions=len(data),
     )
