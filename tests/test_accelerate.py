@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch import Tensor
 from helpers.contract import small_config
 from helpers.tiny import run_cli, tiny_config, write_tiny
 from rl_training.algorithms.base import AnyLearner
+from rl_training.algorithms.online_config import replay_settings
 from rl_training.data.generator_replay import Pairs
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.probe import probe_env
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
@@ -24,6 +27,13 @@ from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.comparing import compare
 from rl_training.runtime.compiling import CompileError, CompileJob, Program, Request, cache_folder
+from rl_training.runtime.replay import make_replay
+from rl_training.runtime.sources import (
+    count_of_phase,
+    counted,
+    example_arguments,
+    replay_sources,
+)
 from rl_training.runtime.tracing import (
     Source,
     Trace,
@@ -89,6 +99,64 @@ def test_a_function_that_reads_a_number_back_cannot_be_traced() -> None:
 
     with pytest.raises(RuntimeError):
         trace(Source("bad", bad, {"owner": owner}))
+
+
+def frozen_next_values(learner: Any, replay: ReplayBuffer) -> dict[str, Callable[[Tensor], Any]]:
+    """Ways to take a number that changes during a run from Python, by what the error names."""
+    return {
+        "learner.epsilon()": lambda obs: obs.sum(-1) * learner.epsilon(),
+        "learner.optimizer.rate.value": lambda obs: obs.sum(-1) * learner.optimizer.rate.value,
+        "learner.num_updates.value % 97": lambda obs: obs.sum(-1) + learner.num_updates.value % 97,
+        "torch.tensor(learner.progress)": lambda obs: obs.sum(-1) * torch.tensor(learner.progress),
+        "obs.amin(-1)": lambda obs: obs.amax(-1) if learner.progress < 0.5 else obs.amin(-1),
+        "len(replay) / 400": lambda obs: obs.sum(-1) * (len(replay) / 400),
+        "replay.progress": lambda obs: obs.sum(-1) * replay.progress,
+    }
+
+
+def test_a_number_that_changes_during_a_run_is_refused_and_named_on_every_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"n_step": 3, "prioritized": True, "lr_schedule": {"type": "linear"}}
+    config = small_config("dqn", tmp_path, algo_kwargs=changes)
+    accelerator, learner, said = make_accelerator(config.replace(accelerate="compile"))
+    settings = replay_settings(learner.config)
+    assert settings is not None
+    replay = make_replay(settings, accelerator.env, 1, (0,), learner.device)
+    replay.set_inserted(150)
+    learner.set_progress(0.25)
+    replay.set_progress(0.25)
+    metrics = list(get_algorithm_spec("dqn").metrics)
+    sources = replay_sources(learner, replay, metrics)
+    assert list(sources) == ["act", "update-0", "update-1"]
+    before = scheduled(learner, replay)
+    for code, next_value in frozen_next_values(learner, replay).items():
+        monkeypatch.setattr(learner, "next_value", next_value)
+        # The second program too: schedules are back where they were after the first.
+        for name in ("update-0", "update-1"):
+            with pytest.raises(CompileError) as caught:
+                trace(sources[name])
+            text = str(caught.value)
+            assert text.startswith(f"{name} would freeze a number that changes during a run")
+            assert "test_accelerate.py" in text
+            assert code in text, (code, text)
+        assert scheduled(learner, replay) == before
+    # The path of CUDA, and of a compiling process that failed: the run goes on without programs.
+    assert accelerator.programs([sources["update-0"]]) == {}
+    assert "running without compiled updates: update-0 would freeze" in said[-1]
+    monkeypatch.undo()
+    for name, source in sources.items():
+        with counted(learner, count_of_phase(learner, name)):
+            trace(source, example_arguments(source, learner, accelerator.env, 1))
+    assert scheduled(learner, replay) == before
+
+
+def scheduled(learner: AnyLearner, replay: ReplayBuffer) -> list[float]:
+    """Everything that depends on the stage of a run."""
+    owned = owned_tensors({"learner": learner, "replay": replay})
+    numbers = [float(t) for path, t in owned.items() if path.endswith(".tensor")]
+    counts = [learner.num_updates.value, replay.inserted.value, len(replay)]
+    return [learner.progress, replay.progress, *counts, *numbers]
 
 
 def test_structures_survive_flattening() -> None:

@@ -220,8 +220,14 @@ def test_environment_of_the_docs_trains(tmp_path: Path) -> None:
     )
 
 
-def test_worked_example_of_contributing_works_as_pasted(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+def test_worked_example_of_contributing_works_as_pasted_and_keeps_the_contract(
+    tmp_path: Path,
+) -> None:
+    for folder in ("src", "docs", "examples", "scripts", "tests/contract", "tests/helpers"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    for file in ("README.md", "tests/conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path / file)
     text = (ROOT / "CONTRIBUTING.md").read_text()
     pasted = re.findall(r"^`([\w/.]+)`[^\n]*:\n\n```\w+\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert len(pasted) == 5
@@ -229,14 +235,19 @@ def test_worked_example_of_contributing_works_as_pasted(tmp_path: Path) -> None:
         target = tmp_path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(body)
+    for kind in ("trainer_smoke", "reference_script"):
+        body = (ROOT / f"tests/test_dqn_{kind}.py").read_text().replace("dqn", NEW_ALGORITHM)
+        (tmp_path / f"tests/test_{NEW_ALGORITHM}_{kind}.py").write_text(body)
     run_python(
-        "import sys, pytest\n"
+        "import subprocess, sys, pytest\n"
         "from rl_training.experiment.config import load_config\n"
         "from rl_training.runtime.expected_sarsa_trainer import train_expected_sarsa\n"
         "changes = {'total_timesteps': 1050, 'eval_episodes': 1, 'output_dir': 'runs'}\n"
         "config = load_config('expected_sarsa/cartpole', changes=changes)\n"
         "assert train_expected_sarsa(config).metrics['gradient_steps'] == 50\n"
-        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', 'tests']))\n",
+        "subprocess.run([sys.executable, 'scripts/update_docs.py'], check=True)\n"
+        "options = ['-q', '-p', 'no:cacheprovider', '-k', 'expected_sarsa', 'tests']\n"
+        "sys.exit(pytest.main(options))\n",
         tmp_path,
         tmp_path / "src",
     )

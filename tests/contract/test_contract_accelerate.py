@@ -40,7 +40,7 @@ from rl_training.runtime.sources import (
     replay_sources,
     rollout_sources,
 )
-from rl_training.runtime.tracing import Source, trace
+from rl_training.runtime.tracing import Source, trace, trace_once
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
 
@@ -179,7 +179,7 @@ def test_a_trace_is_the_same_for_other_values_that_vary_and_at_every_stage_of_a_
         traces = {}
         for name, source in sources.items():
             with counted(learner, count_of_phase(learner, name)):
-                traces[name] = trace(source, example_arguments(source, learner, env, 2))
+                traces[name] = trace_once(source, example_arguments(source, learner, env, 2))
         codes.append({name: made.graph.code for name, made in traces.items()})
         used = {path for made in traces.values() for path in made.inputs}
         assert any(f"learner.varied.{rate_name(algo)}" in path for path in used)

@@ -174,7 +174,10 @@ class ValueBased(TDRegression):
         self.share_random.set(self.epsilon())
 
     def epsilon(self) -> float:
-        """Return the share of random actions at the current progress."""
+        """Return the share of random actions at the current progress, for the log.
+
+        An update reads `share_random.tensor`: this number would be a constant of its program.
+        """
         config = self.config
         if config.noisy:
             return 0.0

@@ -82,6 +82,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def set_progress(self, progress: float) -> None:
         """Move the exponent of the importance weights towards 1."""
+        super().set_progress(progress)
         start = self.importance_exponent
         self._exponent.set(start + (1 - start) * progress)
 

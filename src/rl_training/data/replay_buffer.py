@@ -106,6 +106,7 @@ class ReplayBuffer:
         self.device = torch.device(device)
         self.rng = Rng(seeds, "replay", self.device)
         self.inserted = Counter()
+        self.progress = 0.0
         self._size = Scalar(0, self.device, torch.int64)
         self._next = Scalar(0, self.device, torch.int64)
         self._lay_out(
@@ -238,6 +239,7 @@ class ReplayBuffer:
 
     def set_progress(self, progress: float) -> None:
         """Move what depends on the share of the run that is done; uniform sampling does not."""
+        self.progress = progress
 
     def sample(self, batch_size: int) -> TransitionBatch:
         """Draw `batch_size` transitions per seed, uniformly and with replacement."""

@@ -19,9 +19,7 @@ from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.online_config import replay_settings
 from rl_training.algorithms.spec import Loop
 from rl_training.data.dataset_blank import BlankRows, DatasetShape
-from rl_training.data.dataset_buffer import DatasetBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.synthetic_buffer import SyntheticBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
@@ -96,24 +94,9 @@ def compile_programs(folder: Path) -> None:
         arguments = example_arguments(source, learner, env, config.num_envs)
         with counted(learner, count_of_phase(learner, name)):
             made = trace(source, arguments)
-            _move_schedules(learner, source)
-            again = trace(source, arguments)
-        if again.graph.code != made.graph.code:
-            raise AssertionError(f"{name} holds a number that changes during a run, not a Scalar")
         write_library(made, source, folder / name)
         # A library that crashes does so here, not in the run.
         load_library(source, folder / name)(*arguments)
-
-
-def _move_schedules(learner: AnyLearner, source: Source) -> None:
-    """Change everything that depends on the progress of a run."""
-    learner.set_progress(0.37)
-    for owner in source.owners.values():
-        if isinstance(owner, ReplayBuffer):
-            owner.set_progress(0.37)
-            owner.set_inserted(max(owner.capacity // 2, 1))
-        if isinstance(owner, SyntheticBuffer) and not isinstance(owner.other, DatasetBuffer):
-            owner.other.set_inserted(max(owner.other.capacity // 2, 1))
 
 
 if __name__ == "__main__":

@@ -25,16 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.errors import RLTrainingError
 from rl_training.models.fused_mlp import Precision
+from rl_training.runtime.tracing import CompileError as CompileError
 from rl_training.runtime.tracing import Source, Trace, flatten, owned_tensors, unflatten
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LIBRARY, DESCRIPTION = "program.so", "program.json"
-
-
-class CompileError(RLTrainingError):
-    """A program could not be compiled or loaded; the run goes on without it."""
 
 
 @dataclass(frozen=True)

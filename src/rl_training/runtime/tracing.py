@@ -9,19 +9,30 @@ own tensors; those it used become inputs of the graph.
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
+from rl_training.errors import RLTrainingError
 from rl_training.rng import Rng
+from rl_training.runtime.stages import EARLY, LATE, at_stage
 from rl_training.state import PerSeed, Scalar
 
 Owners = Mapping[str, object]
+_TORCH = str(Path(torch.__file__).parent)
+
+
+class CompileError(RLTrainingError):
+    """A program could not be compiled or loaded; the run goes on without it."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +169,27 @@ def contiguous(value: Any) -> Any:
 def trace(source: Source, arguments: Sequence[Any] = ()) -> Trace:
     """Run `source` on `arguments` and return what it did as a graph; the owners' tensors change.
 
+    It is run at two stages of a run: a number of Python's is a constant of the graph, so that one
+    which changes meanwhile would be frozen.
+
     Raises:
+        CompileError: When there is such a number, naming it.
         RuntimeError: From PyTorch, when the function reads a number back from a tensor.
     """
+    with at_stage(source.owners, EARLY):
+        early = trace_once(source, arguments)
+    with at_stage(source.owners, LATE):
+        late = trace_once(source, arguments)
+    if _first_difference(early.graph, late.graph) is None:
+        return early
+    # Once more with the lines of code that operations come from, which cost much to keep.
+    with at_stage(source.owners, LATE), _noting_lines():
+        late = trace_once(source, arguments)
+    raise CompileError(f"{source.name} {_frozen(early.graph, late.graph)}")
+
+
+def trace_once(source: Source, arguments: Sequence[Any] = ()) -> Trace:
+    """Run `source` at the present stage of the run; its numbers of Python's are not checked."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     owned = owned_tensors(source.owners)
@@ -183,6 +212,63 @@ def trace(source: Source, arguments: Sequence[Any] = ()) -> Trace:
         tuple(paths[i] for i in used if i < len(paths)),
         tuple(i - len(paths) for i in used if i >= len(paths)),
         structure[0],
+    )
+
+
+@contextmanager
+def _noting_lines() -> Iterator[None]:
+    """Keep the lines of code that operations come from; PyTorch itself keeps those of modules."""
+    original = Graph.create_node
+
+    def create_node(graph: Graph, *arguments: Any, **options: Any) -> Node:
+        node = original(graph, *arguments, **options)
+        frames = traceback.extract_stack()[:-1]
+        outside = [frame for frame in frames if not frame.filename.startswith(_TORCH)]
+        node.stack_trace = (
+            f"{Path(outside[-1].filename).name}:{outside[-1].lineno}, `{outside[-1].line}`"
+        )
+        return node
+
+    Graph.create_node = create_node  # type: ignore[method-assign]  # there is no hook for it
+    try:
+        yield
+    finally:
+        Graph.create_node = original  # type: ignore[method-assign]
+
+
+def _first_difference(left: GraphModule, right: GraphModule) -> tuple[Node, Node] | None:
+    """Return the first operations in which two graphs differ; None when they are the same."""
+    for a, b in zip_longest(left.graph.nodes, right.graph.nodes):
+        if a is None or b is None:
+            last = [list(graph.graph.nodes)[-1] for graph in (left, right)]
+            return a or last[0], b or last[1]
+        if _described(a, left) != _described(b, right):
+            return a, b
+    return None
+
+
+def _described(node: Node, graph: GraphModule) -> str:
+    """Return an operation as text, with the values of constant tensors."""
+    if node.op == "get_attr":
+        return f"constant {getattr(graph, str(node.target)).tolist()}"
+    return f"{node.op} {node.target} {node.args} {node.kwargs}"
+
+
+def _frozen(early: GraphModule, late: GraphModule) -> str:
+    """Say which number of a program changes during a run, and where it comes from."""
+    nodes = _first_difference(early, late)
+    assert nodes is not None
+    leaves = [tree_leaves((node.args, node.kwargs)) for node in nodes]
+    pairs = [
+        f"{a} early in a run and {b} late"
+        for a, b in zip(*leaves, strict=False)
+        if not isinstance(a, Node) and not isinstance(b, Node) and a != b
+    ]
+    constants = [_described(node, graph) for node, graph in zip(nodes, (early, late), strict=True)]
+    change = pairs[0] if pairs else f"{constants[0]} early in a run and {constants[1]} late"
+    return (
+        f"would freeze a number that changes during a run: {change}, in {nodes[1].target} at "
+        f"{nodes[1].stack_trace}; keep it in a Scalar that set_progress sets, and read its tensor"
     )
 
 
