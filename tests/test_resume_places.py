@@ -14,12 +14,12 @@ import yaml
 
 from helpers.tiny import STEPS, learner_digest, run_cli, tiny_config
 from rl_training.cli.showing import _film_path
+from rl_training.envs import probe
 from rl_training.errors import CheckpointError, RLTrainingError
+from rl_training.experiment import runs as runs_module
 from rl_training.experiment.checkpoint_manifest import MANIFEST_NAME, seal, unseal
 from rl_training.experiment.checkpointing import list_checkpoints
 from rl_training.experiment.logging import read_metrics
-from rl_training.runtime import train as training
-from rl_training.runtime import workflows
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.train import train
@@ -53,8 +53,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cut_run(folder, run_name="b")
     cut_run(folder, run_name="other", seed=7)
     cut_run(folder, run_name="group", seeds=BOTH)
-    for name, changes in {"whole": {}, "whole_group": {"seeds": BOTH}}.items():
-        train(tiny_config("dqn", folder, accelerate="off", run_name=name, **changes))
+    for name, seeds in {"whole": None, "whole_group": BOTH}.items():
+        train(tiny_config("dqn", folder, accelerate="off", run_name=name, seeds=seeds))
     return folder
 
 
@@ -111,13 +111,15 @@ def copied(source: Path, target: Path) -> Path:
     return Path(shutil.copytree(source, target))
 
 
+def replaced(source: Path, target: Path) -> Path:
+    shutil.rmtree(target)
+    return copied(source, target)
+
+
 FOREIGN: dict[str, Callable[[Path], Path]] = {
     "in another run": lambda p: copied(checkpoint(p / "b"), p / "a/from_b/step_48"),
     "among another run's": lambda p: copied(checkpoint(p / "b"), p / "a/checkpoints/step_50"),
-    "in the place of another run's": lambda p: (
-        shutil.rmtree(checkpoint(p / "a")),
-        copied(checkpoint(p / "b"), checkpoint(p / "a")),
-    )[1],
+    "in the place of another run's": lambda p: replaced(checkpoint(p / "b"), checkpoint(p / "a")),
     "beside its own": lambda p: copied(checkpoint(p / "b"), p / "b/backup/step_48"),
     "in a folder of downloads": lambda p: copied(checkpoint(p / "b"), p / "Downloads/step_20"),
     "in a folder called checkpoints": lambda p: copied(
@@ -207,8 +209,8 @@ def test_a_checkpoint_in_its_run_goes_on_there_however_it_is_named(
         assert steps == [16, 32, 48, 64]
     whole = {"a": "whole", "group": "whole_group/seed_3", "seed_1": "whole_group/seed_1"}
     if run.name != "seed_1":  # a member alone equals the group up to rounding
-        member = run / "seed_3" if run.name == "group" else run
-        assert learner_digest(member) == learner_digest(place / whole[run.name])
+        compared = run / "seed_3" if run.name == "group" else run
+        assert learner_digest(compared) == learner_digest(place / whole[run.name])
 
 
 def test_runs_without_identity_are_told_apart_by_their_configuration(place: Path) -> None:
@@ -316,8 +318,8 @@ def test_a_run_is_held_before_it_is_read(
             refused.append(str(error.value))
         return original(*arguments, **named)
 
-    original = training.probe_env
-    monkeypatch.setattr(training, "probe_env", meanwhile)
+    original = probe.probe_env
+    monkeypatch.setattr("rl_training.runtime.train.probe_env", meanwhile)
     result = resume_training(place / given)
     assert refused
     assert result.metrics["global_step"] == STEPS
@@ -329,16 +331,16 @@ def test_a_run_that_ended_before_we_held_it_is_not_set_back(
 ) -> None:
     """The other process ends at the last moment before the lock is ours."""
     finished: list[TrainResult] = []
-    original = workflows.run_lock
+    original = runs_module.run_lock
 
     def lock_at_last(path: Path) -> Any:
         if not finished:
             with monkeypatch.context() as patch:
-                patch.setattr(workflows, "run_lock", original)
+                patch.setattr("rl_training.runtime.workflows.run_lock", original)
                 finished.append(resume_training(path, total_timesteps=STEPS + 16))
         return original(path)
 
-    monkeypatch.setattr(workflows, "run_lock", lock_at_last)
+    monkeypatch.setattr("rl_training.runtime.workflows.run_lock", lock_at_last)
     resume_training(place / "a")
     assert [row["step"] for row in read_metrics(place / "a", "train")][-1] == STEPS + 16
     assert [entry.step for entry in list_checkpoints(place / "a")][-1] == STEPS + 16
@@ -400,39 +402,56 @@ def test_a_link_whose_target_is_gone_is_named_and_the_older_one_used(place: Path
     assert learner_digest(result.run_dir) == learner_digest(place / "whole")
 
 
-LOSSES: dict[str, Callable[[Path], object]] = {
-    "disk not mounted": lambda run: (moved(run, run / "disk"), shutil.rmtree(run / "disk")),
-    "folder on a disk not mounted": lambda run: (
-        moved_folder(run, run.parent / "disk" / run.name),
-        shutil.rmtree(run.parent / "disk"),
-    ),
-    "link to itself": lambda run: (
-        shutil.rmtree(run / "checkpoints"),
-        (run / "checkpoints").symlink_to("checkpoints"),
-    ),
-    "moved away": lambda run: shutil.move(run / "checkpoints", run / "moved"),
-    "deleted one by one": lambda run: [
-        shutil.rmtree(entry.path) for entry in list_checkpoints(run)
-    ],
-    "a file in its place": lambda run: (
-        shutil.rmtree(run / "checkpoints"),
-        (run / "checkpoints").write_text(""),
-    ),
-    "files in the place of checkpoints": lambda run: [
-        (shutil.rmtree(entry.path), entry.path.write_text("")) for entry in list_checkpoints(run)
-    ],
-}
+def lose_disk(run: Path) -> None:
+    moved(run, run / "disk")
+    shutil.rmtree(run / "disk")
+
+
+def lose_disk_of_folder(run: Path) -> None:
+    moved_folder(run, run.parent / "disk" / run.name)
+    shutil.rmtree(run.parent / "disk")
+
+
+def link_to_itself(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").symlink_to("checkpoints")
+
+
+def move_away(run: Path) -> None:
+    shutil.move(run / "checkpoints", run / "moved")
+
+
+def delete_one_by_one(run: Path) -> None:
+    for entry in list_checkpoints(run):
+        shutil.rmtree(entry.path)
+
+
+def put_file_there(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").write_text("")
+
+
+def put_files_there(run: Path) -> None:
+    for entry in list_checkpoints(run):
+        shutil.rmtree(entry.path)
+        entry.path.write_text("")
+
+
+LOSSES = (
+    *(lose_disk, lose_disk_of_folder, link_to_itself, move_away),
+    *(delete_one_by_one, put_file_there, put_files_there),
+)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("old", [False, True])
 def test_a_run_that_has_had_a_checkpoint_never_starts_over(
-    loss: str, old: bool, place: Path
+    loss: Callable[[Path], None], old: bool, place: Path
 ) -> None:
     for name in ("a", "group/seed_3", "group/seed_1"):
         if old:
             (place / name / ".saved").unlink(missing_ok=True)
-        LOSSES[loss](place / name)
+        loss(place / name)
     before = content(place)
     for name in ("a", "group"):
         with pytest.raises(CheckpointError) as error:

@@ -113,8 +113,8 @@ def test_log_lines_of_a_run_may_lie_as_many_updates_apart_as_the_recorder_folds(
     tmp_path: Path,
 ) -> None:
     window = FOLD_AFTER
-    changes = {"total_timesteps": 2 * window, "log_interval": window, "eval_episodes": 0}
-    config = small_config("dqn", tmp_path, **changes, accelerate="off")
+    changes: dict[str, Any] = {"total_timesteps": 2 * window, "log_interval": window}
+    config = small_config("dqn", tmp_path, **changes, eval_episodes=0, accelerate="off")
     result = resume_training(train(config, stop_at=2 * window - 8).run_dir)
     steps = [row["gradient_steps"] for row in read_metrics(result.run_dir, "train")]
     assert steps[1] - steps[0] == window

@@ -30,7 +30,7 @@ KILLS = setting("KILLS", 15)
 STEPS = setting("STEPS", 1500)
 SEED = setting("SEED", 0)
 FILES = "rl_training.experiment.checkpoint_files"
-RESTORE = "rl_training.runtime.saving:Saver.restore"
+RESTORE = "rl_training.runtime.saving:Saver.take_up"
 EVALUATE = "rl_training.runtime.evaluator:Evaluator._run_chunk"
 POINTS = {
     f"{FILES}:write_file": 15,

@@ -170,6 +170,8 @@ def _read_run(folder: Path) -> Run:
         ("env_kwargs", dict, "settings"),
     ):
         value = config.get(name, None if kind is str else kind())
+        if value is None:
+            raise ConfigError(f"{path} has no {name}, so it describes no run")
         if type(value) is not kind:
             raise ConfigError(
                 f"{path}: {name} is {str(value)[:80]!r} and must be {word}, so it describes no run;"
