@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.stopped import place as place
+from helpers.stopped import stopped_runs as stopped_runs
 from helpers.tiny import tiny_config
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names
