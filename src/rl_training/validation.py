@@ -61,6 +61,10 @@ Sizes = Annotated[
     ),
 ]
 Texts = Annotated[tuple[str, ...], BeforeValidator(list_to_tuple, json_schema_input_type=list[str])]
+Integers = Annotated[
+    tuple[NonNegativeInt, ...],
+    BeforeValidator(list_to_tuple, json_schema_input_type=list[NonNegativeInt]),
+]
 Seeds = Annotated[
     tuple[Seed, ...], BeforeValidator(list_to_tuple, json_schema_input_type=list[Seed])
 ]

@@ -171,7 +171,7 @@ def test_running_commands_say_which_module_before_they_import_it(
     for name in ("own_task", "own_functions"):
         (tmp_path / f"{name}.py").write_text(TASK, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    changes = {"env_id": "own_task:Task", "eval_episodes": 0, "total_timesteps": 40}
+    changes: dict[str, Any] = {"env_id": "own_task:Task", "eval_episodes": 0, "total_timesteps": 40}
     config = write_tiny(tmp_path, "pets", algo_kwargs=FUNCTIONS, **changes)
     run = tmp_path / "runs" / "run"
     commands = {

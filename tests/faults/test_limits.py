@@ -21,7 +21,6 @@ from helpers.tiny import run_cli, tiny_config, write_tiny
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.experiment import checkpoint_files as files
-from rl_training.experiment import logging as metric_logging
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.runtime.train import train
@@ -85,7 +84,7 @@ def test_a_new_run_whose_log_cannot_be_opened_leaves_nothing(
     def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(metric_logging.io, "FileIO", refuse)
+    monkeypatch.setattr("rl_training.experiment.logging.io.FileIO", refuse)
     with pytest.raises(CheckpointError, match=r"metrics.jsonl failed \(Too many open files\)"):
         train(tiny_config("dqn", tmp_path))
     assert list(tmp_path.iterdir()) == []

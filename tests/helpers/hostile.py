@@ -382,8 +382,8 @@ def corpus(folder: Path, good: Path, agent: Path) -> list[Case]:
     for name, data in archives(folder).items():
         (folder / name).write_bytes(data)
         add(name, "data", "inspect", folder / name)
-    data = (hdf5_files(folder, pickled(folder)), column_folders(folder), special_files(folder))
-    for name, path in chain(*data):
+    datasets = (hdf5_files(folder, pickled(folder)), column_folders(folder), special_files(folder))
+    for name, path in chain(*datasets):
         add(name, "data", "inspect", path)
     return cases
 

@@ -97,7 +97,7 @@ class AlgorithmSpec:
         self.check_env(env)
         try:
             networks = self.networks(env, config, ShapeRng(1, most_tensors))
-            return self.learner(config=config, seeds=(0,), **networks)
+            return self.learner(config=config, seeds=(0,), varied=None, **networks)
         except TooManyDrawsError:
             raise ConfigError(
                 f"the settings of {self.name} ask for networks of more than {most_tensors:,} "
