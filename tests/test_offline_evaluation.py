@@ -274,7 +274,9 @@ def test_the_command_prints_json(agent_file: Path, data_file: Path) -> None:
 def test_defaults_in_the_help_are_those_of_the_settings() -> None:
     shown = "".join(run_cli("ope", "--help").out.split())
     config = FQEConfig()
-    for value in (config.updates, config.members, config.batch_size):
+    steps = [FQEConfig(gamma=gamma).gradient_steps for gamma in (0.0, 0.9999)]
+    assert f"[default:({steps[0]}to{steps[1]})]" in shown
+    for value in (config.members, config.batch_size):
         assert f"[default:{value}]" in shown or f"[default:({value})]" in shown
     sizes = ",".join(map(str, config.hidden_sizes))
     assert f"[default:{sizes}]" in shown or f"[default:({sizes})]" in shown

@@ -42,7 +42,7 @@ def ope(
         float | None, typer.Option(help="Discount, below 1; left out, the checkpoint's own.")
     ] = None,
     updates: Annotated[
-        int | None, typer.Option(help="Gradient steps.", show_default="10000 to 30000, by gamma")
+        int | None, typer.Option(help="Gradient steps.", show_default="10000 to 30000")
     ] = None,
     members: Annotated[
         int | None, typer.Option(help="Resamples of the episodes.", show_default="20")
