@@ -191,7 +191,7 @@ def run_python(code: str, folder: Path, source: Path = ROOT / "src") -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     return done.stdout
 
 

@@ -138,7 +138,7 @@ def test_idle_cores_are_counted_among_those_that_the_process_may_use(
 ) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(threads, "_available_cores", lambda: [1, 3, 9])
-    monkeypatch.setattr(threads.psutil, "cpu_percent", lambda **_: [100.0, 25.0, 100.0, 0.0])
+    monkeypatch.setattr("psutil.cpu_percent", lambda **_: [100.0, 25.0, 100.0, 0.0])
     assert threads._idle_cores() == 1.75
 
 
@@ -179,10 +179,10 @@ def test_a_resumed_run_keeps_its_threads_and_says_when_another_number_is_asked_f
     run = train(config, stop_at=1).run_dir
     monkeypatch.delenv("OMP_NUM_THREADS")
 
-    def resume(end: int, expected: int, **options: int) -> list[str]:
+    def resume(end: int, expected: int, threads: int | None = None) -> list[str]:
         watcher = Failing(fail=False)
         result = resume_training(
-            run, total_timesteps=config.total_timesteps * end, callbacks=[watcher], **options
+            run, total_timesteps=config.total_timesteps * end, threads=threads, callbacks=[watcher]
         )
         assert watcher.threads == expected
         assert read_manifest(result.checkpoint_path).header["threads"] == expected

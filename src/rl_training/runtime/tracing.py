@@ -229,7 +229,8 @@ def _noting_lines() -> Iterator[None]:
         )
         return node
 
-    Graph.create_node = create_node  # type: ignore[method-assign]  # there is no hook for it
+    # There is no hook for it.
+    Graph.create_node = create_node  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
