@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.watching import rows_asked
 from rl_training.algorithms.cql import CQL, cql_loss
 from rl_training.algorithms.sac import SAC
 from rl_training.data.batch import TransitionBatch
@@ -40,6 +41,10 @@ def make_batch(seeds: tuple[int, ...] = (0,), terminated: bool = False) -> Trans
     )
 
 
+def penalty_of(learner: CQL, batch: TransitionBatch) -> Tensor:
+    return learner.penalty(batch, learner.model.q_values(batch.obs, batch.action))
+
+
 class LinearQ(nn.Module):
     """Critics with Q(s, a) = slope . a, the same for both members."""
 
@@ -60,7 +65,7 @@ def test_the_log_sum_exp_of_a_linear_q_is_its_integral_over_the_box() -> None:
     # The integral of exp(k a) over [-1, 1] is 2 sinh(k) / k; the terms are summed, not averaged.
     exact = sum(math.log(2 * math.sinh(k) / k) for k in slope.tolist()) + math.log(3 * 4000)
     data = (batch.action * slope).sum(-1).mean(-1)
-    penalty = learner.penalty(batch)
+    penalty = penalty_of(learner, batch)
     torch.testing.assert_close(
         penalty, (exact - data).unsqueeze(1).expand(-1, 2), rtol=0, atol=0.02
     )
@@ -77,7 +82,7 @@ def test_every_state_has_three_groups_of_proposals_and_all_are_reduced() -> None
         return q
 
     learner.q_of_several = watched  # type: ignore[method-assign]
-    assert learner.penalty(make_batch()).shape == (1, 2)
+    assert penalty_of(learner, make_batch()).shape == (1, 2)
     assert seen == [torch.Size([1, 2, B, 30])]
 
 
@@ -88,7 +93,7 @@ def test_the_log_sum_exp_runs_over_the_actions_of_one_state() -> None:
         counter = learner.rng.counter.clone()
         actions, log_density = learner.proposals(batch)
         learner.rng.counter.copy_(counter)
-        penalty = learner.penalty(batch)
+        penalty = penalty_of(learner, batch)
     by_hand = torch.zeros(2)
     for member in range(2):
         for state in range(B):
@@ -157,7 +162,7 @@ def test_the_penalty_lowers_q_off_the_data_against_q_at_the_data() -> None:
         for _ in range(150):
             learner.update(make_batch())
         with torch.no_grad():
-            gaps.append(learner.penalty(make_batch()).mean().item())
+            gaps.append(penalty_of(learner, make_batch()).mean().item())
     assert gaps[1] < gaps[0] - 1.0
 
 
@@ -234,9 +239,16 @@ def test_a_cloning_actor_raises_the_density_of_the_data() -> None:
     assert learner.phase() == 1
 
 
+def test_the_q_of_the_data_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, batch = make_learner(num_cql_samples=10), make_batch()
+    asked = rows_asked(monkeypatch, learner.model.critic)
+    learner.critic_loss(batch, torch.zeros(1, B))
+    assert asked == [(B, 2), (30 * B, 2)], "the data, and the proposals"
+
+
 def test_proposals_give_no_gradient_to_the_policy() -> None:
     learner = make_learner()
-    loss = learner.penalty(make_batch()).sum()
+    loss = penalty_of(learner, make_batch()).sum()
     actor = list(learner.model.actor.parameters())
     found = torch.autograd.grad(loss, actor, allow_unused=True)
     assert all(gradient is None for gradient in found)

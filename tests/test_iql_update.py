@@ -173,7 +173,7 @@ def test_critics_are_asked_about_the_actions_of_the_data_alone() -> None:
         asked.append((obs, action))
         return answer(obs, action, critic)
 
-    learner.model.q_values = listen  # type: ignore[method-assign]
+    learner.model.q_values = listen  # type: ignore[method-assign,assignment]
     learner.update(batch)
     assert len(asked) == 2
     assert all(obs is batch.obs and action is batch.action for obs, action in asked)

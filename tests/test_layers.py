@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rl_training.models.fused_mlp import Precision
 from rl_training.models.layers import (
     ACTIVATIONS,
     BLOCK_ROWS,
@@ -164,6 +165,34 @@ def test_critics_see_observation_and_action_and_every_member_answers() -> None:
     assert q.shape == (3, 4, 8)
     expected = plain_chain(model.critic, (1, 2))(torch.cat((obs[1], action[1]), -1)).squeeze(-1)
     torch.testing.assert_close(q[1, 2], expected)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("fused", [None, "fp32"])
+def test_some_members_answer_as_they_do_among_all(
+    seeds: int, layer_norm: bool, fused: Precision | None
+) -> None:
+    rng = Rng(range(seeds), "w")
+    net = StackedMLP((3, 8, 8, 2), rng, members=(5,), layer_norm=layer_norm)
+    if layer_norm:  # scales and shifts start alike in all members
+        for parameter in net.norms.parameters():
+            parameter.data.copy_(rng.normal(*parameter.shape[1:]))
+    net.fused = fused
+    x = rng.normal(6, 3).requires_grad_()
+    chosen = rng.permutation(5)[:, :2]
+    rows = torch.arange(seeds).unsqueeze(1)
+    whole = net(x)
+    for members, expected in ((chosen, whole[rows, chosen]), (slice(1), whole[:, :1])):
+        some = net(x, members)
+        torch.testing.assert_close(some, expected)
+        wanted = [x, *net.parameters()]
+        pairs = [
+            torch.autograd.grad(q.square().sum(), wanted, retain_graph=True)
+            for q in (some, expected)
+        ]
+        for ours, theirs in zip(*pairs, strict=True):
+            torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("dueling", [False, True])

@@ -88,12 +88,14 @@ def test_uses_of_networks_in_an_update_have_noise_of_their_own() -> None:
         layer = noisy_layers(network)[0]
         forward = layer.forward
 
-        def watched(x: torch.Tensor, layer: Any = layer, forward: Any = forward) -> torch.Tensor:
+        def watched(
+            x: torch.Tensor, *options: Any, layer: Any = layer, forward: Any = forward
+        ) -> torch.Tensor:
             seen.append(layer.noise[0])
-            out: torch.Tensor = forward(x)
+            out: torch.Tensor = forward(x, *options)
             return out
 
-        layer.forward = watched  # type: ignore[method-assign]
+        layer.forward = watched  # type: ignore[method-assign,assignment]
     learner.update(transitions("dqn"))
     assert len(seen) == 3, "target, choice, prediction"
     assert all(not torch.equal(seen[i], seen[j]) for i, j in ((0, 1), (0, 2), (1, 2)))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.watching import rows_asked
 from rl_training.algorithms.rlpd import RLPD, RLPDConfig, rlpd_loss
 from rl_training.algorithms.sac import SAC, sac_loss
 from rl_training.data.batch import TransitionBatch
@@ -92,10 +93,25 @@ def test_the_target_is_the_least_of_a_subset_by_brute_force() -> None:
     torch.testing.assert_close(metrics["entropy_term"], -log_prob)
 
 
+def least_of_drawn(learner: RLPD, q: Tensor) -> Tensor:
+    """The next value that Q `[S, N, 1]` of the target critics gives, `[S, 1]`."""
+    members = learner.target_members()
+    assert members is not None
+    return learner.next_value(q.gather(1, members.unsqueeze(-1)), torch.zeros(q.shape[0], 1))
+
+
+def test_only_the_drawn_target_critics_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seeds in ((0,), (0, 1)):
+        learner = make_learner(seeds, num_critics=5, num_target_critics=2)
+        asked = rows_asked(monkeypatch, learner.target_critic)
+        learner.td_target(make_batch(seeds))
+        assert asked == [(B, 2)]
+
+
 def test_every_pair_is_drawn_equally_often_and_seeds_draw_their_own() -> None:
     learner = make_learner((0, 1), num_critics=4, backup_entropy=False)
     q = torch.tensor([1.0, 2.0, 4.0, 8.0]).view(1, 4, 1).expand(2, -1, 1)
-    rows = [learner.next_value(q, torch.zeros(2, 1)).flatten().tolist() for _ in range(3000)]
+    rows = [least_of_drawn(learner, q).flatten().tolist() for _ in range(3000)]
     least = [min(pair) for pair in itertools.combinations((1.0, 2.0, 4.0, 8.0), 2)]
     for seed in (0, 1):
         found = Counter(row[seed] for row in rows)
@@ -107,7 +123,7 @@ def test_every_pair_is_drawn_equally_often_and_seeds_draw_their_own() -> None:
 def test_a_subset_of_one_is_a_random_critic() -> None:
     learner = make_learner(num_critics=3, num_target_critics=1, backup_entropy=False)
     q = torch.tensor([1.0, 2.0, 4.0]).view(1, 3, 1)
-    found = {float(learner.next_value(q, torch.zeros(1, 1))) for _ in range(60)}
+    found = {float(least_of_drawn(learner, q)) for _ in range(60)}
     assert found == {1.0, 2.0, 4.0}
 
 

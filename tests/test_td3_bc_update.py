@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from helpers.contract import flat_state
 from helpers.datasets import TOY, toy_data
+from helpers.watching import rows_asked
 from rl_training.algorithms.td3_bc import SPEC, TD3BC, td3_bc_loss
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.dataset_buffer import DatasetBuffer
@@ -116,11 +117,11 @@ def target_actions(learner: TD3BC, batch: TransitionBatch) -> Tensor:
     asked: list[Tensor] = []
     answer = learner.model.q_values
 
-    def watched(obs: Tensor, action: Tensor, critic: nn.Module | None = None) -> Tensor:
+    def watched(obs: Tensor, action: Tensor, *options: Any) -> Tensor:
         asked.append(action)
-        return answer(obs, action, critic)
+        return answer(obs, action, *options)
 
-    learner.model.q_values = watched  # type: ignore[method-assign]
+    learner.model.q_values = watched  # type: ignore[method-assign,assignment]
     learner.td_target(batch)
     return asked[0]
 
@@ -166,8 +167,13 @@ def test_the_actor_loss_is_cloning_minus_alpha_times_q_over_its_mean_size() -> N
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_only_the_first_critic_leads_the_policy() -> None:
+def test_only_the_first_critic_leads_the_policy_and_is_evaluated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     learner, batch = make_learner(), make_batch()
+    asked = rows_asked(monkeypatch, learner.model.critic)
+    learner.actor_loss(batch)
+    assert asked == [(B, 1)]
     before = actor_gradient(learner, batch)
     with torch.no_grad():
         for parameter in learner.model.critic.parameters():

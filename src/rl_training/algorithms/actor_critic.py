@@ -124,10 +124,18 @@ class ActorCritic(TransitionLearner):
         self, batch: TransitionBatch, target: Tensor
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Mean squared error of every critic, summed over critics; also the TD error `[S, B]`."""
-        error = self.model.q_values(batch.obs, batch.action) - target.unsqueeze(1)  # [S, N, B]
+        q = self.model.q_values(batch.obs, batch.action)  # [S, N, B]
+        loss, td_error = self.squared_error(q, batch, target)
+        return loss, {}, td_error
+
+    def squared_error(
+        self, q: Tensor, batch: TransitionBatch, target: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the regression loss `[S]` of given Q `[S, N, B]`, and the TD error `[S, B]`."""
+        error = q - target.unsqueeze(1)
         weight = None if batch.weight is None else batch.weight.unsqueeze(1)
         loss = weighted_mean(error.square(), weight).sum(1)
-        return loss, {}, error.detach().abs().mean(1)
+        return loss, error.detach().abs().mean(1)
 
     def actor_loss(self, batch: TransitionBatch) -> Loss:
         """Return the policy's loss `[S]` and metrics."""

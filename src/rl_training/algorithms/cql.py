@@ -108,8 +108,9 @@ class CQL(Standardized, SAC):
         self, batch: TransitionBatch, target: Tensor
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """TD error plus the weighted penalty, summed over critics."""
-        td_loss, _, td_error = super().critic_loss(batch, target)
-        gap = self.penalty(batch)  # [S, N]
+        q = self.model.q_values(batch.obs, batch.action)  # [S, N, B]
+        td_loss, td_error = self.squared_error(q, batch, target)
+        gap = self.penalty(batch, q)  # [S, N]
         threshold = self.config.cql_target_gap
         if threshold is None:
             loss = td_loss + self.setting("cql_alpha") * gap.sum(1)
@@ -128,11 +129,12 @@ class CQL(Standardized, SAC):
             self.multiplier_optimizer.minimize(-self.multiplier() * excess)
         return super().update_multipliers(measured)
 
-    def penalty(self, batch: TransitionBatch) -> Tensor:
+    def penalty(self, batch: TransitionBatch, data_q: Tensor) -> Tensor:
         """Estimate log sum_a exp Q(s, a) - Q(s, a_data) for every critic, `[S, N]`.
 
-        As in the authors' code the terms are summed, not averaged, which adds the logarithm of
-        their number; thresholds of the Lagrange form are stated for that.
+        The second term is given as `data_q` `[S, N, B]`.  As in the authors' code the terms are
+        summed, not averaged, which adds the logarithm of their number; thresholds of the Lagrange
+        form are stated for that.
         """
         with torch.no_grad():
             actions, log_density = self.proposals(batch)  # [S, B, 3n, A], [S, B, 3n]
@@ -140,8 +142,7 @@ class CQL(Standardized, SAC):
         q = self.q_of_several(batch.obs, actions)  # [S, N, B, 3n]
         weighted = (q - log_density.unsqueeze(1)) / temperature
         pushed_down = temperature * torch.logsumexp(weighted, -1)
-        data = self.model.q_values(batch.obs, batch.action)
-        return (pushed_down - data).mean(-1)
+        return (pushed_down - data_q).mean(-1)
 
     def proposals(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """Draw actions for every state and return them with the log density each was drawn by."""

@@ -104,12 +104,13 @@ class RLPD(Standardized, DelayedActor, SAC):
         """Update critics and targets and, at the end of a round, actor and temperature."""
         return super().step(self.normalized(batch))
 
+    def target_members(self) -> Tensor | None:
+        """Draw the random subset of the target critics (Algorithm 1, line 8), `[S, Z]`."""
+        size, members = self.config.num_target_critics, self.model.num_critics
+        return self.rng.permutation(members)[:, :size] if size < members else None
+
     def next_value(self, q: Tensor, entropy_term: Tensor) -> Tensor:
-        """Least of a random subset of the target critics (Algorithm 1, lines 8 to 12)."""
-        size, members = self.config.num_target_critics, q.shape[1]
-        if size < members:
-            chosen = self.rng.permutation(members)[:, :size]  # [S, Z]
-            q = q.gather(1, chosen.unsqueeze(-1).expand(-1, -1, q.shape[-1]))  # [S, Z, B]
+        """Least of the drawn target critics (Algorithm 1, lines 9 to 12)."""
         value = q.amin(1)
         return value + entropy_term if self.config.backup_entropy else value
 

@@ -87,13 +87,18 @@ class SAC(ActorCritic):
     def td_target(self, batch: TransitionBatch) -> Loss:
         """Soft Bellman target r + discount (min_i Q_i(s', a') - alpha log pi(a'|s')) (Eq. 3)."""
         action, log_prob = self.sample_action(batch.next_obs)
-        q = self.model.q_values(batch.next_obs, action, self.target_critic)  # [S, N, B]
+        members = self.target_members()
+        q = self.model.q_values(batch.next_obs, action, self.target_critic, members)  # [S, N, B]
         entropy_term = -self.log_alpha.exp().unsqueeze(1) * log_prob
         target = td_target(batch.reward, batch.discount, self.next_value(q, entropy_term))
         return target, {
             "target_q_mean": target,
             "entropy_term": entropy_term,
         }
+
+    def target_members(self) -> Tensor | None:
+        """Choose the target critics of this update, `[S, Z]` for each seed; None is all."""
+        return None
 
     def next_value(self, q: Tensor, entropy_term: Tensor) -> Tensor:
         """Value of s' `[S, B]` from the target critics `[S, N, B]`: their least, plus entropy."""

@@ -105,7 +105,7 @@ class TD3BC(Standardized, DelayedActor):
         The paper has c = 1; online it may fall with the progress of the run (`cloning_end`).
         """
         action = self.model.policy(batch.obs)
-        q = self.model.q_values(batch.obs, action)[:, 0]  # [S, B]
+        q = self.model.q_values(batch.obs, action, members=slice(1))[:, 0]  # [S, B]
         weight = self.setting("bc_alpha") / q.detach().abs().mean(1)  # [S]
         cloning = (action - batch.action).square().mean((1, 2))
         loss = self.cloning.tensor * cloning - weight * q.mean(1)

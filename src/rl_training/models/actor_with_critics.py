@@ -55,7 +55,21 @@ class ActorWithCritics(nn.Module):
     def build_more(self, hidden_sizes: Sequence[int], rng: Rng) -> None:
         """Build what a subclass has beside actor and critics."""
 
-    def q_values(self, obs: Tensor, action: Tensor, critic: nn.Module | None = None) -> Tensor:
-        """Return Q of every member `[S, N, B]`, by `critic` (a target) or the model's own."""
-        q: Tensor = (critic or self.critic).forward(torch.cat((obs, action), -1))
+    def q_values(
+        self,
+        obs: Tensor,
+        action: Tensor,
+        critic: nn.Module | None = None,
+        members: Tensor | slice | None = None,
+    ) -> Tensor:
+        """Return Q of every member `[S, N, B]`, by `critic` (a target) or the model's own.
+
+        Args:
+            obs: Observations `[S, B, D]`.
+            action: Actions `[S, B, A]`.
+            critic: Another ensemble than the model's own.
+            members: Which of them to evaluate, a slice or `[S, Z]` for each seed; None is all.
+        """
+        network, x = critic or self.critic, torch.cat((obs, action), -1)
+        q: Tensor = network.forward(x) if members is None else network.forward(x, members)
         return q.squeeze(-1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -90,6 +91,18 @@ def orthogonal_init(gain: float) -> Init:
     return init
 
 
+def chosen_members(tensor: Tensor, members: Tensor | slice | None) -> Tensor:
+    """Return parameters `[S, N, ...]` of some members: a slice of all, or `[S, Z]` per seed."""
+    if members is None:
+        return tensor
+    if isinstance(members, slice):
+        return tensor[:, members]
+    seeds, count = tensor.shape[:2]
+    first = torch.arange(0, seeds * count, count, device=tensor.device).unsqueeze(1)  # [S, 1]
+    rows = tensor.flatten(0, 1).index_select(0, (members + first).flatten())
+    return rows.view(*members.shape, *tensor.shape[2:])
+
+
 class StackedLinear(nn.Module):
     """Linear layers side by side: weight `[S, *members, I, O]`, bias `[S, *members, 1, O]`."""
 
@@ -114,16 +127,16 @@ class StackedLinear(nn.Module):
         """Return the weight and bias of the map, which a noisy layer makes of its parameters."""
         return self.weight, self.bias
 
-    def operands(self) -> tuple[Tensor, Tensor]:
-        """Return weight and bias in the format of the product."""
-        weight, bias = self.affine()
+    def operands(self, members: Tensor | slice | None = None) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of all or some members, in the format of the product."""
+        weight, bias = (chosen_members(tensor, members) for tensor in self.affine())
         if self.compute_dtype is None:
             return weight, bias
         return weight.to(self.compute_dtype), bias.to(self.compute_dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map `[*lead, B, I]` to `[*lead, B, O]`."""
-        weight, bias = self.operands()
+    def forward(self, x: Tensor, members: Tensor | slice | None = None) -> Tensor:
+        """Map `[*lead, B, I]` to `[*lead, B, O]`, by all or some members."""
+        weight, bias = self.operands(members)
         x = x.to(weight.dtype)
         if weight.ndim == 3:
             return torch.baddbmm(bias, x, weight)
@@ -196,10 +209,14 @@ class StackedLayerNorm(nn.Module):
         self.scale = nn.Parameter(torch.ones(shape, device=rng.device))
         self.shift = nn.Parameter(torch.zeros(shape, device=rng.device))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise over the last axis."""
-        normalised = functional.layer_norm(x, (self.size,))
-        return torch.addcmul(self.shift, normalised, self.scale)
+    def operands(self, members: Tensor | slice | None = None) -> tuple[Tensor, Tensor]:
+        """Return scale and shift of all or some members."""
+        return chosen_members(self.scale, members), chosen_members(self.shift, members)
+
+    def forward(self, x: Tensor, members: Tensor | slice | None = None) -> Tensor:
+        """Normalise over the last axis, for all or some members."""
+        scale, shift = self.operands(members)
+        return torch.addcmul(shift, functional.layer_norm(x, (self.size,)), scale)
 
 
 BLOCK_ROWS = 1024
@@ -267,45 +284,56 @@ class StackedMLP(nn.Module):
         """Run as one kernel in this number format, where that exists; set while traced."""
         self._fusible = activation == "relu" and not layer_norm
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map `[S, B, I]` (shared by all members) to `[S, *members, B, O]`."""
-        if self.fused is not None and self._fusible:
-            return self._in_one_kernel(x, self.fused)
-        return in_blocks(self._whole, x, BLOCK_ROWS, axis=-2)
+    def forward(self, x: Tensor, members: Tensor | slice | None = None) -> Tensor:
+        """Map `[S, B, I]` (shared by all members) to `[S, *members, B, O]`.
 
-    def _whole(self, x: Tensor) -> Tensor:
+        Args:
+            x: Inputs.
+            members: Which of one axis of members to evaluate, `[S, Z]` or a slice; None is all.
+        """
+        if self.fused is not None and self._fusible:
+            return self._in_one_kernel(x, self.fused, members)
+        return in_blocks(partial(self._whole, members=members), x, BLOCK_ROWS, axis=-2)
+
+    def _whole(self, x: Tensor, members: Tensor | slice | None = None) -> Tensor:
         if len(self.members) == 1 and x.shape[0] == 1 and x.device.type == "cpu":
-            return self._one_by_one(x)
+            return self._one_by_one(x, members)
         if self.members:
-            x = x.unsqueeze(1).expand(-1, *self.members, -1, -1)
+            lead = chosen_members(self._output[0].bias, members).shape[:-2]
+            x = x.unsqueeze(1).expand(*lead, -1, -1)
         # `forward` directly: small networks spend as long in Module.__call__ as in the product.
         for layer, norm in self._hidden:
-            x = layer.forward(x)
-            x = self.activation(x if norm is None else norm.forward(x))
-        return self._output[0].forward(x).float()
+            x = layer.forward(x, members)
+            x = self.activation(x if norm is None else norm.forward(x, members))
+        return self._output[0].forward(x, members).float()
 
-    def _in_one_kernel(self, x: Tensor, precision: Precision) -> Tensor:
+    def _in_one_kernel(
+        self, x: Tensor, precision: Precision, members: Tensor | slice | None
+    ) -> Tensor:
         layers = (*(layer for layer, _ in self._hidden), self._output[0])
-        affine = [layer.affine() for layer in layers]
+        affine = [[chosen_members(t, members) for t in layer.affine()] for layer in layers]
         weights = [weight.flatten(0, -3) for weight, _ in affine]
         out = fused_mlp(x, weights, [bias.flatten(0, -3) for _, bias in affine], precision)
-        return out.view(*layers[-1].weight.shape[:-2], *out.shape[-2:])
+        return out.view(*affine[-1][0].shape[:-2], *out.shape[-2:])
 
-    def _one_by_one(self, x: Tensor) -> Tensor:
+    def _one_by_one(self, x: Tensor, members: Tensor | slice | None) -> Tensor:
         """One seed on a CPU: plain products, member after member, beat batched ones by some 5%."""
         layers = (*self._hidden, (self._output[0], None))
-        operands = [layer.operands() for layer, _ in layers]
+        operands = [layer.operands(members) for layer, _ in layers]
+        scales = [None if norm is None else norm.operands(members) for _, norm in layers]
         weights = [weight[0].unbind(0) for weight, _ in operands]
         biases = [bias[0].unbind(0) for _, bias in operands]
         first = x[0].to(operands[0][0].dtype)
         outputs = []
-        for member in range(self.members[0]):
+        for member in range(len(weights[0])):
             hidden = first
             for index, (_, norm) in enumerate(layers):
                 hidden = torch.addmm(biases[index][member], hidden, weights[index][member])
-                if norm is not None:
+                affine = scales[index]
+                if norm is not None and affine is not None:
+                    scale, shift = affine
                     hidden = functional.layer_norm(hidden, (norm.size,))
-                    hidden = torch.addcmul(norm.shift[0, member], hidden, norm.scale[0, member])
+                    hidden = torch.addcmul(shift[0, member], hidden, scale[0, member])
                     hidden = hidden.to(first.dtype)
                 if index < len(self._hidden):
                     hidden = self.activation(hidden)
