@@ -19,7 +19,7 @@ from rl_training.errors import ConfigError, DataError
 from rl_training.experiment.state_tree import slice_seed
 from rl_training.models import MLPMOPOEnsembleModel
 from rl_training.rng import Rng
-from rl_training.runtime.tracing import Source, trace
+from rl_training.runtime.tracing import Source, trace_once
 
 SIGMA = torch.tensor([0.3, 0.1])
 """Of the noise of the linear system below: one observation, the reward."""
@@ -221,7 +221,7 @@ def test_a_step_reads_nothing_back_and_can_be_traced() -> None:
             trainer.step(rows, active)
     twin = copy.deepcopy(trainer)
     before = weights(twin)
-    made = trace(Source("fit", trainer.step, {"trainer": trainer}), (rows.contiguous(), None))
+    made = trace_once(Source("fit", trainer.step, {"trainer": trainer}), (rows.contiguous(), None))
     expected = twin.step(rows)
     assert made.output == dict.fromkeys(expected, "tensor")
     moved = weights(trainer)

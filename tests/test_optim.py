@@ -15,7 +15,7 @@ from rl_training.algorithms.optim import Adam, RMSprop, clip_per_seed
 from rl_training.algorithms.schedules import learning_rate_factor, linear
 from rl_training.errors import CheckpointError
 from rl_training.rng import Rng
-from rl_training.runtime.tracing import Source, trace
+from rl_training.runtime.tracing import Source, trace_once
 from rl_training.state import PerSeed
 
 SHAPES = ((5, 7), (1, 3), (4, 16), (1, 1))
@@ -281,7 +281,7 @@ def test_the_traced_form_decays_and_counts_like_the_kernel(own_count: bool) -> N
         optimizers[0].minimize(held[0].pow(3).sum((1, 2)))
         return {}
 
-    trace(Source("step", step, {"optimizer": optimizers[0]}))  # runs it once, taken apart
+    trace_once(Source("step", step, {"optimizer": optimizers[0]}))  # runs it once, taken apart
     optimizers[1].minimize(held[1].pow(3).sum((1, 2)))
     torch.testing.assert_close(held[0], held[1])
 
