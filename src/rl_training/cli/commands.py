@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -371,11 +372,7 @@ def _print_outcome(result: TrainResult) -> None:
         out.print(f"summary={path}", markup=False, highlight=False)
     curves = {} if summary is None else summary.curves()
     plots = write_plots(result.run_dir, [member.run_dir for member in result.per_seed], curves)
-    out.print(
-        f"plots={plots}" if plots else 'plots=none (pip install "rl-training[report]")',
-        markup=False,
-        highlight=False,
-    )
+    out.print(f"plots={plots or _why_no_plots()}", markup=False, highlight=False)
     if summary is not None:
         print_group(out, summary)
     if out.is_terminal:
@@ -389,3 +386,9 @@ def _print_outcome(result: TrainResult) -> None:
             f"{board} --logdir {result.run_dir}",
         ):
             err.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _why_no_plots() -> str:
+    if importlib.util.find_spec("matplotlib") is None:
+        return 'none (pip install "rl-training[report]")'
+    return "none (nothing was logged)"
