@@ -66,7 +66,7 @@ class MLPGAILDiscriminator(nn.Module):
         self.layers = nn.ModuleList(layers)
         self._layers = tuple(layers)
         self.encoder = encoder
-        limit = torch.tensor(action_limit or (1.0,) * action_dim, device=rng.device)
+        limit = torch.tensor(action_limit or (1.0,), device=rng.device)
         self.register_buffer("action_limit", limit, persistent=False)
         # Estimates of each weight's first singular vectors, which a power iteration improves.
         for index, layer in enumerate(layers if spectral_norm else ()):
