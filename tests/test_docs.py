@@ -161,10 +161,10 @@ def test_presets_named_in_text_exist(page: Path) -> None:
 
 @every_page
 def test_make_targets_and_scripts_exist(page: Path) -> None:
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     commands = [
         *shell_words(page),
-        *map(str.split, re.findall(r"`(make [a-z]+)`", page.read_text())),
+        *map(str.split, re.findall(r"`(make [a-z-]+)`", page.read_text())),
     ]
     for words in commands:
         if words[0] == "make":

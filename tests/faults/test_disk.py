@@ -174,16 +174,14 @@ def test_a_disk_that_will_be_too_small_is_spoken_of_before_the_run_begins(
 
 
 def test_two_processes_cannot_train_in_one_folder(server: ForkServer, tmp_path: Path) -> None:
-    config = run_config("dqn", tmp_path, total_timesteps=4000).resolved()
-    lives: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: lives.append(server.run(tmp_path / "run", config, delay=2.0))
-    )
+    config = run_config("dqn", tmp_path, total_timesteps=10**7).resolved()
+    thread = threading.Thread(target=lambda: server.run(tmp_path / "run", config))
     thread.start()
     wait_for(lambda: bool(list_checkpoints(tmp_path / "run")))
     with pytest.raises(RLTrainingError, match="is in use by another process"):
         resume_training(tmp_path / "run")
     assert load_agent(tmp_path / "run").step > 0  # reading is free
+    server.kill()
     thread.join()
     # The lock of a process that was killed holds nobody up.
     assert open_checkpoint(tmp_path / "run").step > 0
@@ -194,7 +192,7 @@ def test_two_processes_cannot_train_in_one_folder(server: ForkServer, tmp_path: 
 def wait_for(condition: Callable[[], bool]) -> None:
     import time
 
-    for _ in range(3000):
+    for _ in range(12_000):
         if condition():
             return
         time.sleep(0.01)
