@@ -154,6 +154,7 @@ def _cartpole(
 # Presets that evaluate twice in a run evaluate more often here, so that there is a curve to see.
 GATES: tuple[Gate, ...] = (
     _pendulum("sac/pendulum", 10_000, -200.0, "quick"),
+    _pendulum("td3/pendulum", 10_000, -200.0, "quick"),
     _cartpole("ppo/cartpole", 100_000, "quick"),
     _cartpole("dqn/cartpole", 50_000, "quick"),
     _cartpole("qr_dqn/cartpole", 50_000, "medium"),

@@ -1,4 +1,7 @@
-"""TD3+BC's update: targets by hand, the weight of Q, limiting cases, and what each update moves."""
+"""TD3+BC's update: the weight of Q and of cloning, limiting cases, statistics of the data.
+
+What it shares with TD3 is tested in `test_td3_update.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from torch import Tensor, nn
 
 from helpers.contract import flat_state
 from helpers.datasets import TOY, toy_data
-from helpers.watching import rows_asked
 from rl_training.algorithms.td3_bc import SPEC, TD3BC, td3_bc_loss
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.dataset_buffer import DatasetBuffer
@@ -88,16 +90,6 @@ def cloning_gradient(learner: TD3BC, batch: TransitionBatch) -> Tensor:
 # The target
 
 
-def test_the_target_is_the_reward_plus_the_discounted_least_critic() -> None:
-    learner = make_learner(num_critics=3)
-    make_constant(learner.target_critic, [5.0, 2.0, 4.0])
-    make_constant(learner.model.critic, [-100.0] * 3)  # the online critics have no say
-    batch = make_batch()
-    target, metrics = learner.td_target(batch)
-    torch.testing.assert_close(target, batch.reward + 0.9 * 2.0)
-    assert torch.equal(metrics["target_q_mean"], target)
-
-
 def test_a_termination_stops_the_bootstrap_and_a_truncation_does_not() -> None:
     data = toy_data().in_learner_units(TOY)
     buffer = DatasetBuffer(data, gamma=0.9)
@@ -110,46 +102,6 @@ def test_a_termination_stops_the_bootstrap_and_a_truncation_does_not() -> None:
     make_constant(learner.target_critic, [10.0, 10.0])
     target, _ = learner.td_target(batch)
     torch.testing.assert_close(target, batch.reward + torch.tensor([[0.0, 9.0]]))
-
-
-def target_actions(learner: TD3BC, batch: TransitionBatch) -> Tensor:
-    """The actions at which the target critics are asked."""
-    asked: list[Tensor] = []
-    answer = learner.model.q_values
-
-    def watched(obs: Tensor, action: Tensor, *options: Any) -> Tensor:
-        asked.append(action)
-        return answer(obs, action, *options)
-
-    learner.model.q_values = watched  # type: ignore[method-assign,assignment]
-    learner.td_target(batch)
-    return asked[0]
-
-
-def test_the_noise_on_the_target_policy_is_clipped_and_scaled() -> None:
-    learner = make_learner(policy_noise=0.4, noise_clip=0.3)
-    make_constant(learner.target_actor, [0.0, 0.0])
-    make_constant(learner.model.actor, [5.0, 5.0])  # the online policy has no say
-    noise = Rng((0,), "learner").normal(B, ACT)  # what the learner is about to draw
-    action = target_actions(learner, make_batch())
-    torch.testing.assert_close(action, (0.4 * noise).clamp(-0.3, 0.3))
-    assert (action.abs() == 0.3).any(), "nothing was clipped"
-    assert (action.abs() < 0.3).any(), "everything was clipped"
-
-
-def test_noisy_target_actions_stay_in_the_action_box() -> None:
-    learner = make_learner(policy_noise=1.0, noise_clip=2.0)
-    make_constant(learner.target_actor, [2.0, -2.0])  # tanh is +-0.96
-    action = target_actions(learner, make_batch())
-    assert action.abs().max() == 1.0
-    assert action.abs().min() < 1.0
-
-
-def test_without_noise_the_target_is_at_the_target_policy() -> None:
-    learner = make_learner(policy_noise=0.0)
-    batch = make_batch()
-    expected = learner.model.policy(batch.next_obs, learner.target_actor)
-    assert torch.equal(target_actions(learner, batch), expected)
 
 
 # The policy
@@ -165,20 +117,6 @@ def test_the_actor_loss_is_cloning_minus_alpha_times_q_over_its_mean_size() -> N
     assert metrics["bc_loss"].item() == pytest.approx(cloning.item())
     expected = cloning - 3.0 * q.mean() / q.abs().mean()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_only_the_first_critic_leads_the_policy_and_is_evaluated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    learner, batch = make_learner(), make_batch()
-    asked = rows_asked(monkeypatch, learner.model.critic)
-    learner.actor_loss(batch)
-    assert asked == [(B, 1)]
-    before = actor_gradient(learner, batch)
-    with torch.no_grad():
-        for parameter in learner.model.critic.parameters():
-            parameter[:, 1].mul_(-7.0)
-    torch.testing.assert_close(actor_gradient(learner, batch), before)
 
 
 @pytest.mark.parametrize("factor", [1e-3, 1e3])
@@ -217,18 +155,6 @@ def test_a_vanishing_alpha_learns_the_actions_of_the_data() -> None:
     torch.testing.assert_close(learner.act(batch.obs), batch.action, atol=0.03, rtol=0)
 
 
-def test_exploring_adds_noise_of_the_given_deviation_and_stays_in_the_box() -> None:
-    learner = make_learner(exploration_noise=0.05)
-    obs = torch.zeros(1, 20_000, learner.model.obs_dim)
-    noise = (learner.act(obs, explore=True) - learner.act(obs)).detach()
-    assert abs(float(noise.std()) - 0.05) < 0.002
-    assert abs(float(noise.mean())) < 0.002
-    wild = make_learner(exploration_noise=50.0)
-    assert wild.act(obs, explore=True).abs().max() == 1.0
-    still = make_learner(exploration_noise=0.0)
-    assert torch.equal(still.act(obs, explore=True), still.act(obs))
-
-
 def test_cloning_falls_linearly_online_and_stays_offline() -> None:
     offline, online = make_learner(cloning_end=0.5), make_learner(cloning_end=0.5, online={})
     batch = make_batch()
@@ -248,42 +174,6 @@ def test_acting_is_the_policy_at_standardised_observations() -> None:
 
 
 # What an update moves
-
-
-@pytest.mark.parametrize("delay", [1, 2, 3])
-def test_policy_and_targets_move_at_every_delayed_update_only(delay: int) -> None:
-    learner = make_learner(policy_delay=delay)
-    for count in range(1, 2 * delay + 1):
-        slow = (learner.model.actor, learner.target_actor, learner.target_critic)
-        before = [parameters_of(network) for network in slow]
-        critic = parameters_of(learner.model.critic)
-        learner.update(make_batch())
-        moved = [not same(b, parameters_of(n)) for b, n in zip(before, slow, strict=True)]
-        assert moved == [count % delay == 0] * 3
-        assert not same(critic, parameters_of(learner.model.critic)), "critics always move"
-
-
-def test_both_targets_move_by_tau_towards_the_updated_networks() -> None:
-    learner = make_learner(policy_delay=1, tau=0.1, learning_rate=0.05)
-    pairs = (
-        (learner.target_critic, learner.model.critic),
-        (learner.target_actor, learner.model.actor),
-    )
-    old = [parameters_of(target) for target, _ in pairs]
-    learner.update(make_batch())
-    for before, (target, online) in zip(old, pairs, strict=True):
-        for b, t, o in zip(before, target.parameters(), online.parameters(), strict=True):
-            torch.testing.assert_close(t, 0.9 * b + 0.1 * o)
-
-
-def test_the_actor_step_leaves_the_critics_alone() -> None:
-    learner, batch = make_learner(policy_delay=1), make_batch()
-    critic, actor = parameters_of(learner.model.critic), parameters_of(learner.model.actor)
-    learner.improve(batch, {})
-    assert not same(parameters_of(learner.model.actor), actor)
-    assert same(parameters_of(learner.model.critic), critic)
-    learner.critic_optimizer.minimize(learner.critic_loss(batch, batch.reward)[0])
-    assert not same(parameters_of(learner.model.critic), critic)
 
 
 def test_metrics_of_the_actor_are_those_of_its_last_step() -> None:

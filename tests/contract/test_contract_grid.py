@@ -16,6 +16,7 @@ from helpers.contract import (
     flat_state,
     make_batch,
     no_host_reads,
+    random_obs,
     rate_name,
     small_config,
     varying_values,
@@ -67,6 +68,14 @@ def parameters_of(learner: AnyLearner, index: int) -> dict[str, torch.Tensor]:
     return {k: v[index] for k, v in tensors.items() if v.ndim and v.numel()}
 
 
+def explored(learner: AnyLearner, env: EnvSpec) -> torch.Tensor:
+    """Actions that explore, at the same observations for every member."""
+    obs = random_obs(env, (1, 5), torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        group = obs.expand(learner.num_seeds, *obs.shape[1:])
+        return learner.act_from(learner.initial_acting_state(5), group, explore=True)
+
+
 @every_case
 def test_a_member_equals_the_single_learner_with_its_setting(
     algo: str, task: str, name: str
@@ -76,8 +85,13 @@ def test_a_member_equals_the_single_learner_with_its_setting(
     update_all(algo, env, group, singles, range(5))
     for index, single in enumerate(singles):
         assert_member_equals(group, index, single)
+    actions = explored(group, env)
+    for index, single in enumerate(singles):
+        if actions.is_floating_point():
+            torch.testing.assert_close(actions[index], explored(single, env)[0], atol=1e-4, rtol=0)
     first, second = parameters_of(group, 0), parameters_of(group, 1)
     gap = max(float((first[k].double() - second[k].double()).abs().max()) for k in first)
+    gap = max(gap, float((actions[0] - actions[1]).abs().max()))  # what only exploring reads
     assert gap > 1e-4, f"{name} changes nothing that this test could see"
 
 
