@@ -41,10 +41,11 @@ def file(tmp_path: Path) -> Path:
     """Two episodes of Pendulum's shapes; the first returns -20, the second -40."""
     rng, path = np.random.default_rng(0), tmp_path / "given" / "small.npz"
     path.parent.mkdir()
+    states = rng.standard_normal((2, 21, 3), np.float32)
     np.savez(
         path,
-        observations=rng.standard_normal((40, 3), np.float32),
-        next_observations=rng.standard_normal((40, 3), np.float32),
+        observations=states[:, :-1].reshape(40, 3),
+        next_observations=states[:, 1:].reshape(40, 3),
         actions=rng.uniform(-3, 3, (40, 1)).astype(np.float32),
         rewards=np.repeat(np.array([-1, -2], np.float32), 20),
         terminations=np.zeros(40, bool),

@@ -16,6 +16,7 @@ from rl_training.algorithms.prior_config import PriorDataConfig
 from rl_training.errors import ConfigError, SpecMismatch
 from rl_training.experiment.checkpointing import list_checkpoints, open_checkpoint
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.runs import create_run_folder
 from rl_training.experiment.state_tree import digest_state
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.takeover import take_over
@@ -140,10 +141,8 @@ def test_a_group_gives_each_member_its_own(
 def test_a_run_stopped_before_its_first_checkpoint_begins_with_the_other_again(
     runs: Path, tmp_path: Path
 ) -> None:
-    result = train(tiny_config("sac", tmp_path), from_checkpoint=runs / "cql")
-    shutil.rmtree(result.run_dir / "checkpoints")
-    (result.run_dir / "metrics.jsonl").unlink()
-    again = resume_training(result.run_dir)
+    config = tiny_config("sac", tmp_path).replace(from_checkpoint=str(runs / "cql"))
+    again = resume_training(create_run_folder(config))
     assert_same_networks(first_checkpoint(again.run_dir), runs / "cql")
 
 
