@@ -88,6 +88,18 @@ def test_dqn_goes_on_from_discrete_cql(tmp_path: Path) -> None:
         assert torch.equal(ours[name], theirs[name]), name
 
 
+def test_td3_goes_on_from_td3_bc_with_both_targets(tmp_path: Path) -> None:
+    plain = {"normalize_observations": False}
+    before = train(tiny_config("td3_bc", tmp_path, run_name="before", algo_kwargs=plain))
+    after = train(tiny_config("td3", tmp_path), from_checkpoint=before.run_dir)
+    ours, theirs = learner(first_checkpoint(after.run_dir)), learner(before.run_dir)
+    parts = {"model", "target_actor", "target_critic", "critic_optimizer", "actor_optimizer"}
+    taken = [name for name in theirs if name.split(".")[0] in parts]
+    assert {name.split(".")[0] for name in taken} == parts
+    for name in taken:
+        assert torch.equal(ours[name], theirs[name]), name
+
+
 @pytest.mark.parametrize("source", ["cql", "rlpd"])
 def test_rlpd_goes_on_from_cql_and_from_itself(source: str, tmp_path: Path) -> None:
     networks = {"num_critics": 10, "use_layer_norm": True}
