@@ -15,7 +15,16 @@ from rl_training.resources import preset_names
 PACKAGE = ROOT / "src" / "rl_training"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ALL_FILES = sorted(p for top in ("src", "tests", "examples") for p in (ROOT / top).rglob("*.py"))
-BOTTOM = ("errors", "validation", "rng", "state", "resources", "_version", "cluster")
+BOTTOM = (
+    "errors",
+    "validation",
+    "rng",
+    "state",
+    "resources",
+    "output_files",
+    "_version",
+    "cluster",
+)
 LAYERS: dict[str, int] = {
     **dict.fromkeys(BOTTOM, 0),
     **dict.fromkeys(("models", "data", "envs"), 1),

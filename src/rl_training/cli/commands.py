@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -135,7 +134,8 @@ def train(
     if dry_run:
         out.print(resolved.to_yaml(), markup=False, highlight=False)
         return
-    _print_outcome(run_training(resolved, callbacks=[display_for(err, quiet=quiet)]))
+    start = Path.cwd()
+    _print_outcome(run_training(resolved, callbacks=[display_for(err, quiet=quiet)]), start)
 
 
 @app.command()
@@ -162,6 +162,7 @@ def resume(
     from rl_training.cli.display import display_for
     from rl_training.runtime.workflows import resume_training
 
+    start = Path.cwd()
     result = resume_training(
         checkpoint,
         total_timesteps=total_timesteps,
@@ -170,7 +171,7 @@ def resume(
         callbacks=[display_for(err, quiet=quiet)],
         warn=_warn,
     )
-    _print_outcome(result)
+    _print_outcome(result, start)
 
 
 @app.command("eval")
@@ -353,42 +354,41 @@ def _command() -> str:
     return os.path.relpath(called)
 
 
-def _print_outcome(result: TrainResult) -> None:
-    """Print where everything is; `name=value` lines first, for scripts."""
+def _print_outcome(result: TrainResult, start: Path) -> None:
+    """Print where everything is, seen from `start`; `name=value` lines first, for scripts."""
     from rl_training.cli.display import print_group, print_result
-    from rl_training.cli.plots import write_plots
+    from rl_training.cli.plots import draw_plots
     from rl_training.runtime.summary import SUMMARY_FILE, read_summary
 
-    print_result(out, result.run_dir, result.checkpoint_path, result.metrics)
+    def near(path: Path) -> Path:
+        return path.relative_to(start) if path.is_relative_to(start) else path
+
+    print_result(out, near(result.run_dir), near(result.checkpoint_path), result.metrics)
     if result.stop_reason is not None:
         out.print(f"stop_reason={result.stop_reason}", markup=False, highlight=False)
     for member in result.per_seed:
         mean: Any = member.metrics.get("eval_return_mean")
-        line = f"seed_run={member.run_dir} eval_return_mean={mean}"
+        line = f"seed_run={near(member.run_dir)} eval_return_mean={mean}"
         out.print(line, markup=False, highlight=False)
     summary = read_summary(result.run_dir) if result.per_seed else None
     if summary is not None:
-        path = result.run_dir / SUMMARY_FILE
+        path = near(result.run_dir / SUMMARY_FILE)
         out.print(f"summary={path}", markup=False, highlight=False)
     curves = {} if summary is None else summary.curves()
-    plots = write_plots(result.run_dir, [member.run_dir for member in result.per_seed], curves)
-    out.print(f"plots={plots or _why_no_plots()}", markup=False, highlight=False)
+    members = [member.run_dir for member in result.per_seed]
+    drawn = draw_plots(result.run_dir, members, curves)
+    shown = near(drawn) if isinstance(drawn, Path) else f"none ({drawn})"
+    out.print(f"plots={shown}", markup=False, highlight=False)
     if summary is not None:
         print_group(out, summary)
     if out.is_terminal:
-        checkpoint = (result.per_seed or (result,))[0].run_dir
+        checkpoint, run_dir = near((result.per_seed or (result,))[0].run_dir), near(result.run_dir)
         err.print("\nWhat next:", style="bold")
         command = _command()
         board = command.replace("rl-training", "tensorboard")
         for line in (
             f"{command} eval --checkpoint {checkpoint} --episodes 20",
-            f"{command} resume --checkpoint {result.run_dir} --total-timesteps <more>",
-            f"{board} --logdir {result.run_dir}",
+            f"{command} resume --checkpoint {run_dir} --total-timesteps <more>",
+            f"{board} --logdir {run_dir}",
         ):
             err.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _why_no_plots() -> str:
-    if importlib.util.find_spec("matplotlib") is None:
-        return 'none (pip install "rl-training[report]")'
-    return "none (nothing was logged)"

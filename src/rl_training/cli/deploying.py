@@ -92,6 +92,8 @@ def _parsed(text: str, where: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{where} is not JSON ({error.msg} at character {error.pos})") from None
+    except (RecursionError, ValueError):  # Python has bounds on depth and on digits
+        raise DataError(f"{where} is nested too deeply, or a number in it is too long") from None
 
 
 def _predict_many(
@@ -100,6 +102,7 @@ def _predict_many(
     import numpy as np
 
     from rl_training.errors import DataError
+    from rl_training.output_files import written_beside
 
     batches = _batches(source)
     actions = (agent.predict(batch, deterministic=deterministic) for batch in batches)
@@ -110,7 +113,10 @@ def _predict_many(
         with ExitStack() as stack:
             target: Any = sys.stdout
             if output is not None:
-                target = stack.enter_context(output.open("w", encoding="utf-8"))
+                # Answers to stdin are there at once; those to a file are there whole or not at all.
+                at_once = source == "-" or (output.exists() and not output.is_file())
+                place = output if at_once else stack.enter_context(written_beside(output))
+                target = stack.enter_context(place.open("w", encoding="utf-8"))
             for part in actions:
                 rows = [part] if source == "-" else part
                 for row in rows:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.experiment.logging import read_metrics
+from rl_training.output_files import written_beside
 from rl_training.runtime.summary import RETURN, CurvePoint
 
 MOST_NAMED = 8
@@ -26,6 +27,17 @@ PANELS = (
 )
 
 
+def draw_plots(
+    run_dir: Path, members: Sequence[Path], groups: Mapping[str, Sequence[CurvePoint]]
+) -> Path | str:
+    """Draw as `write_plots` does; without a picture return why not, for the run itself is whole."""
+    try:
+        drawn = write_plots(run_dir, members, groups)
+    except OSError as error:
+        return error.strerror or str(error)
+    return drawn or 'pip install "rl-training[report]"'
+
+
 def write_plots(
     run_dir: Path,
     members: Sequence[Path] = (),
@@ -38,6 +50,9 @@ def write_plots(
         members: Folders of a group's members.
         groups: Interquartile means drawn over the evaluation returns, by what a legend calls them:
             one for a group of seeds, or one per point of a grid, whose members follow each other.
+
+    Raises:
+        OSError: When the picture cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -67,7 +82,8 @@ def write_plots(
             axis.legend(fontsize=7)
     figure.tight_layout()
     target = run_dir / "curves.png"
-    figure.savefig(target, dpi=110)
+    with written_beside(target) as part:
+        figure.savefig(part, dpi=110)
     return target
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from rl_training.data.dataset_hdf5 import write_hdf5
 from rl_training.data.dataset_sources import META_FILE
 from rl_training.data.offline_dataset import OfflineDataset
 from rl_training.errors import DataError
+from rl_training.output_files import check_replaceable
 
 
 def save_dataset(dataset: OfflineDataset, path: Path, kind: str, *, force: bool = False) -> None:
@@ -37,6 +39,8 @@ def save_dataset(dataset: OfflineDataset, path: Path, kind: str, *, force: bool 
         raise DataError(f"{path} is a folder with other things in it; choose another name")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        if not path.is_dir():
+            check_replaceable(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         WRITERS[kind](dataset, part)
         if path.is_dir():
@@ -48,7 +52,8 @@ def save_dataset(dataset: OfflineDataset, path: Path, kind: str, *, force: bool 
         if part.is_dir():
             shutil.rmtree(part)
         else:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # its folder may be none
+                part.unlink(missing_ok=True)
 
 
 def _foreign_files(folder: Path) -> list[Path]:

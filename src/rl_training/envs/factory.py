@@ -79,6 +79,14 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> AnyEnv
     return _wrapped(env, options)
 
 
+def close_env(env: AnyEnv, label: str) -> None:
+    """Close an environment whose work is done; a failure is a warning, because nothing is lost."""
+    try:
+        env.close()
+    except Exception as error:
+        logger.warning("%s: close failed with %s: %s", label, type(error).__name__, error)
+
+
 def _episode_limit(env_id: str, value: object) -> int | None:
     if value is None:
         return None
@@ -152,6 +160,13 @@ def _make_own(env_id: str, kwargs: dict[str, Any]) -> AnyEnv:
             f"environment {env_id} gave {type(env).__name__}, not a gymnasium.Env; remove its "
             "__new__ or let it return an instance of the class"
         )
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name, None)
+        if not isinstance(space, spaces.Space):
+            raise EnvError(
+                f"environment {env_id}: its {name} must be a gymnasium.Space, got {space!r}; set "
+                "it in __init__"
+            )
     return env
 
 
@@ -308,9 +323,10 @@ def _wrapped(env: AnyEnv, options: WrapperOptions) -> AnyEnv:
 
 
 def _is_dict_of_boxes(space: spaces.Space[Any]) -> bool:
-    return isinstance(space, spaces.Dict) and all(
-        isinstance(part, spaces.Box) for part in space.spaces.values()
-    )
+    if not isinstance(space, spaces.Dict):
+        return False
+    parts = space.spaces.values()
+    return bool(parts) and all(isinstance(part, spaces.Box) for part in parts)
 
 
 def _with_pixels(env: AnyEnv, options: PixelOptions) -> AnyEnv:

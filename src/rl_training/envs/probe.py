@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,23 +25,44 @@ def probe_env(
             what.
         SpecMismatch: A space cannot be used.
     """
+    with _same_folder():
+        return _probed(env_id, env_kwargs, seed, num_steps)
+
+
+def _probed(
+    env_id: str, env_kwargs: Mapping[str, Any] | None, seed: int, num_steps: int
+) -> EnvSpec:
     env = make_env(env_id, env_kwargs)
     try:
         spec = EnvSpec.from_env(env, env_id)
         env.action_space.seed(seed)
-        _check_reset(spec, _guarded(env_id, "reset", lambda: env.reset(seed=seed)))
+        _check_reset(spec, guarded(env_id, "reset", lambda: env.reset(seed=seed)))
         for _ in range(num_steps):
             action = env.action_space.sample()
             take_step = functools.partial(env.step, action)
-            step = _guarded(env_id, f"step({action})", take_step)
+            step = guarded(env_id, f"step({action})", take_step)
             if _check_step(spec, step):
                 break
-        return spec
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first error says more
+            env.close()
+        raise
+    guarded(env_id, "close", env.close)
+    return spec
+
+
+@contextlib.contextmanager
+def _same_folder() -> Iterator[None]:
+    """Return to the working directory, which a throwaway environment may change."""
+    before = os.getcwd()
+    try:
+        yield
     finally:
-        env.close()
+        os.chdir(before)
 
 
-def _guarded(env_id: str, what: str, call: Callable[[], Any]) -> Any:
+def guarded(env_id: str, what: str, call: Callable[[], Any]) -> Any:
+    """Call user code; whatever it raises is an `EnvError` that says `what` was called."""
     try:
         return call()
     except (Exception, SystemExit) as error:

@@ -35,6 +35,7 @@ from rl_training.experiment.checkpoint_tensors import (
     encode_header,
     encode_tensors,
 )
+from rl_training.output_files import check_replaceable
 
 _KEY = "rl_training"
 _FIELDS = {"schema_version", "package_version", "created", "header", "states", "tensors_sha256"}
@@ -76,6 +77,7 @@ def save_single_file(
     metadata = {_KEY: seal(fields, str(path)).decode("ascii")}
     staged = path.parent / f".tmp-{path.name}-{os.getpid()}"
     with files.advise(f"writing {path}"):
+        check_replaceable(path)
         files.make_parents(path.parent)
         try:
             files.remove_file(staged)

@@ -11,7 +11,6 @@ import copy
 import importlib
 import json
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from rl_training._version import __version__
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError, DataError, MissingExtraError, SpecMismatch
+from rl_training.output_files import written_beside
 from rl_training.runtime.workflows import LoadedAgent
 
 Format = Literal["onnx", "torch"]
@@ -109,18 +109,12 @@ def export_agent(agent: LoadedAgent, target: Path, format: str = "onnx") -> Expo
     _require_function(agent)
     policy = Policy(agent).eval()
     write, read = (_write_onnx, _read_onnx) if format == "onnx" else (_write_torch, _read_torch)
-    # Written beside its place and moved there once it is proven.
-    temporary = target.with_name(f".{target.name}.tmp{FORMATS[format]}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write(policy, temporary, agent)
-        largest, checked = _compare(agent, read(temporary))
-        os.replace(temporary, target)
+        with written_beside(target, FORMATS[format]) as temporary:
+            write(policy, temporary, agent)
+            largest, checked = _compare(agent, read(temporary))
     except OSError as error:
         raise DataError(f"{target} cannot be written ({error.strerror or error})") from None
-    finally:
-        if temporary.is_file():
-            temporary.unlink()
     return Exported(path=target, format=format, largest_difference=largest, checked=checked)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rl_training.envs.factory import make_env
+from rl_training.envs.factory import close_env, make_env
 from rl_training.envs.options import evaluation_kwargs
+from rl_training.envs.probe import guarded
 from rl_training.envs.spec import AnyEnv
 from rl_training.errors import (
     ConfigError,
@@ -24,6 +26,7 @@ from rl_training.errors import (
     MissingExtraError,
     exit_is_error,
 )
+from rl_training.output_files import written_beside
 from rl_training.rng import Rng, derive_seed
 from rl_training.runtime.workflows import LoadedAgent
 
@@ -79,9 +82,8 @@ def record_agent(
     with _environment(agent, "rgb_array") as env:
         rate = fps or int(env.metadata.get("render_fps") or DEFAULT_FPS)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with open_writer(target, rate) as write:
-                show = _Show(agent, env, max_steps, deterministic, lambda: write(_frame(env)))
+            with written_beside(target) as part, open_writer(part, rate) as write:
+                show = _Show(agent, env, max_steps, deterministic, _camera(env, write))
                 shown = show.play(episodes, seed)
         except OSError as error:
             raise DataError(f"{target} cannot be written ({error}); choose another file") from None
@@ -128,7 +130,7 @@ def _environment(agent: LoadedAgent, render_mode: str) -> Iterator[AnyEnv]:
     env_id, kwargs = agent.config.env_id, evaluation_kwargs(agent.config.env_kwargs)
     plain = make_env(env_id, kwargs)
     modes = plain.metadata.get("render_modes") or ()
-    plain.close()
+    close_env(plain, f"environment {env_id}")
     if render_mode not in modes:
         there = ", ".join(modes) or "none"
         raise EnvError(f"{env_id} has no render mode {render_mode}; it has: {there}")
@@ -137,7 +139,7 @@ def _environment(agent: LoadedAgent, render_mode: str) -> Iterator[AnyEnv]:
         try:
             yield env
         finally:
-            env.close()
+            close_env(env, f"environment {env_id}")
 
 
 @contextmanager
@@ -183,7 +185,8 @@ class _Show:
         state = learner.initial_acting_state(1)
         if state is not None:
             state.draw_from(rng)
-        obs, _ = self.env.reset(seed=seed % 2**31)
+        begin = functools.partial(self.env.reset, seed=seed % 2**31)
+        obs, _ = guarded(spec.env_id, "reset", begin)
         self.after()
         total, length, over = 0.0, 0, False
         dtype = np.float32 if len(spec.obs_shape) == 1 else np.dtype(spec.obs_dtype)
@@ -193,10 +196,28 @@ class _Show:
                 action = self.act(state, shown.to(learner.device))
             scaled = spec.scale_action(action[0, 0].cpu().numpy())
             chosen: Any = int(scaled) if spec.action_kind == "discrete" else scaled
-            obs, reward, terminated, truncated, _ = self.env.step(chosen)
+            step = guarded(spec.env_id, f"step({chosen})", functools.partial(self.env.step, chosen))
+            obs, reward, terminated, truncated, _ = step
             self.after()
             total, length, over = total + float(reward), length + 1, terminated or truncated
         return total, length
+
+
+def _camera(env: AnyEnv, write: Callable[[Frame], None]) -> Callable[[], None]:
+    """Return what draws the environment and adds the picture to a film."""
+    first: list[tuple[int, ...]] = []
+
+    def shoot() -> None:
+        picture = _frame(env)
+        first[:] = first or [picture.shape]
+        if picture.shape != first[0]:
+            raise EnvError(
+                f"the environment's render() gives pictures {first[0]}, then {picture.shape}; all "
+                "pictures of a film must have one size"
+            )
+        write(picture)
+
+    return shoot
 
 
 def _frame(env: AnyEnv) -> Frame:
@@ -208,8 +229,10 @@ def _frame(env: AnyEnv) -> Frame:
             f"drawing the environment failed ({type(error).__name__}: {error}); on a machine "
             "without a screen MuJoCo needs MUJOCO_GL=egl or osmesa"
         ) from None
-    if not isinstance(picture, np.ndarray) or picture.ndim != 3:
-        raise EnvError("the environment's render() gives no picture [height, width, 3]")
+    if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.dtype != np.uint8:
+        raise EnvError("the environment's render() gives no picture [height, width, 3] of uint8")
+    if min(picture.shape) < 2:
+        raise EnvError(f"the environment's render() gives an empty picture {picture.shape}")
     height, width = picture.shape[0] // 2 * 2, picture.shape[1] // 2 * 2
     return np.ascontiguousarray(picture[:height, :width, :3], dtype=np.uint8)
 
@@ -230,7 +253,13 @@ def _writer_maker() -> Any:
             writer = imageio.get_writer(target, mode="I", duration=1000 / fps, loop=0)
         else:
             writer = imageio.get_writer(target, fps=fps, macro_block_size=2)
-        with writer:
+        try:
             yield writer.append_data
+        except BaseException:
+            # By itself it would not close then, and ffmpeg would go on writing its file.
+            with suppress(Exception):
+                writer.close()
+            raise
+        writer.close()
 
     return open_writer
