@@ -88,7 +88,7 @@ def test_a_copied_checkpoint_goes_on_in_a_new_folder(how: str, place: Path) -> N
             (unrelated / "metrics.jsonl").write_text("precious\n")
     before, notes = content(place), Notes()
     result = resume_training(path, callbacks=[notes])
-    assert result.run_dir.parent == Path("runs")
+    assert result.run_dir.parent == Path("runs").absolute()
     new = result.run_dir.resolve()
     assert {k: v for k, v in content(place).items() if not k.startswith("runs")} == before
     assert str(result.run_dir) in notes.texts[0]
@@ -114,7 +114,7 @@ def test_copies_of_several_checkpoints_without_their_run_go_on_in_a_new_folder(
     before = content(place)
     for given in ("bare", "bare/checkpoints", "flat", "bare_group"):
         result = resume_training(Path(given))
-        assert result.run_dir.parent == Path("runs"), given
+        assert result.run_dir.parent == Path("runs").absolute(), given
         assert result.metrics["global_step"] == STEPS
     assert [member.run_dir.parent for member in result.per_seed] == [result.run_dir] * 2
     for member in ("seed_3", "seed_1"):
@@ -163,18 +163,18 @@ def test_runs_without_identity_are_told_apart_by_their_configuration(place: Path
         without_identity(place / name)
     path = copied(checkpoint(place / "other"), place / "a/checkpoints/step_50")
     before = content(place / "a")
-    assert resume_training(path).run_dir.parent == Path("runs")
+    assert resume_training(path).run_dir.parent == Path("runs").absolute()
     assert content(place / "a") == before
     # What has an identity is never of a run that has none, whatever it is configured as.
     shutil.rmtree(path)
     copied(checkpoint(place / "b"), path)
-    assert resume_training(path).run_dir.parent == Path("runs")
+    assert resume_training(path).run_dir.parent == Path("runs").absolute()
     # A run that was made longer still agrees with its description, one without it does not.
     longer = resume_training(place / "a", total_timesteps=STEPS + 16)
     assert longer.run_dir == place / "a"
     assert resume_training(longer.checkpoint_path).run_dir == place / "a"
     os.remove(place / "a" / "config.yaml")
-    assert resume_training(longer.checkpoint_path).run_dir.parent == Path("runs")
+    assert resume_training(longer.checkpoint_path).run_dir.parent == Path("runs").absolute()
 
 
 def test_checkpoints_of_others_in_a_run_are_passed_over(place: Path) -> None:

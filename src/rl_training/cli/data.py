@@ -139,6 +139,8 @@ def collect(
     from rl_training.runtime.collecting import CollectPlan
 
     format_ = _target_kind(target, to, force)
+    if format_ != "minari":  # absolute: the task may change the working directory
+        target = str(Path(target).absolute())
     agent = _agent(checkpoint)
     if agent is None and env is None:
         raise DataError("collect needs --checkpoint, or --env for a random policy")

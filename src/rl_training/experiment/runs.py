@@ -14,7 +14,7 @@ import re
 import secrets
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -35,7 +35,11 @@ REPORTED_PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "pydantic", "
 
 
 def create_run_folder(
-    config: TrainConfig, run_suffix: str | None = None, *, continues: Path | None = None
+    config: TrainConfig,
+    run_suffix: str | None = None,
+    *,
+    continues: Path | None = None,
+    parent: Path | None = None,
 ) -> Path:
     """Make the folder of a new run, with its configuration and circumstances in it.
 
@@ -47,6 +51,7 @@ def create_run_folder(
         run_suffix: Appended to the name of the folder.
         continues: Checkpoint that the run goes on from; a `run_name` that is taken gets a number
             then.
+        parent: Where to make it; None takes the configuration's `output_dir`.
 
     Raises:
         ConfigError: When `run_name` is taken, or the folder cannot be made.
@@ -54,7 +59,7 @@ def create_run_folder(
     name = config.run_name or _automatic_name(config)
     if run_suffix:
         name = f"{name}_{run_suffix}"
-    parent = Path(config.output_dir)
+    parent = Path(config.output_dir) if parent is None else parent
     staged = parent / f".new-{name}-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         files.make_parents(parent)
@@ -72,12 +77,22 @@ def create_run_folder(
         ) from None
 
 
-@contextmanager
 def new_run(
     config: TrainConfig, run_suffix: str | None = None, *, continues: Path | None = None
+) -> AbstractContextManager[Path]:
+    """Make the folder of a new run when entered, and hold it.
+
+    The arguments are those of `create_run_folder`. Where it will be is settled by this call: the
+    user's code may change the working directory before the folder is made.
+    """
+    return _held_new_run(config, run_suffix, continues, Path(config.output_dir).absolute())
+
+
+@contextmanager
+def _held_new_run(
+    config: TrainConfig, run_suffix: str | None, continues: Path | None, parent: Path
 ) -> Iterator[Path]:
-    """Make the folder of a new run and hold it; arguments are those of `create_run_folder`."""
-    path = create_run_folder(config, run_suffix, continues=continues)
+    path = create_run_folder(config, run_suffix, continues=continues, parent=parent)
     with run_lock(path):
         yield path
 

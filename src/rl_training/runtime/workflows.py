@@ -63,10 +63,12 @@ class LoadedAgent:
         """
         shape = tuple(self.env_spec.obs_shape)
         try:
-            array = np.asarray(
-                obs, dtype=np.float32 if len(shape) == 1 else self.env_spec.obs_dtype
-            )
-        except (TypeError, ValueError):
+            given = np.asarray(obs)
+            if given.dtype.kind not in "biuf":
+                raise TypeError(given.dtype)
+            with np.errstate(over="ignore"):  # infinity is refused below
+                array = given.astype(np.float32 if len(shape) == 1 else self.env_spec.obs_dtype)
+        except (TypeError, ValueError, OverflowError):
             raise DataError(
                 f"the observation must be numbers of shape {shape}, got {str(obs)[:80]!r}"
             ) from None
@@ -224,6 +226,8 @@ def resume_training(
         RLTrainingError: When another process is training in the run's folder.
     """
     path = Path(path)
+    if path.exists():  # absolute: environments may change the working directory during the run
+        path = path.absolute()
     if path.is_file():
         raise CheckpointError(
             f"{path} is a file; training is resumed from a run folder or one of its checkpoints "

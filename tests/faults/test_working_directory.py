@@ -1,0 +1,69 @@
+"""The user's code may change the working directory; files still go where they belong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from helpers.tiny import run_cli, write_tiny
+
+SOURCE = """
+import os
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Moves(CartPoleEnv):
+    def __init__(self, where, folder, after=0, **kwargs):
+        self.where, self.folder, self.left = where, folder, after
+        super().__init__(**kwargs)
+        self.move("__init__")
+
+    def move(self, where):
+        if where == self.where:
+            self.left -= 1
+            if self.left < 0:
+                os.chdir(self.folder)
+
+    def reset(self, **kwargs):
+        self.move("reset")
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.move("step")
+        return super().step(action)
+"""
+
+
+@pytest.mark.parametrize(("where", "after"), [("__init__", 0), ("reset", 0), ("step", 25)])
+def test_an_environment_that_changes_it_does_not_move_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, after: int
+) -> None:
+    (tmp_path / "moving_tasks.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    home, away = tmp_path / "home", tmp_path / "away"
+    home.mkdir()
+    away.mkdir()
+    kwargs = {"where": where, "after": after, "folder": str(away), "max_episode_steps": 20}
+    path = write_tiny(
+        tmp_path,
+        "dqn",
+        env_id="moving_tasks:Moves",
+        env_kwargs=kwargs,
+        run_name="run",
+        checkpoint_interval=16,
+    )
+    monkeypatch.chdir(home)  # also the way back at the end of the test
+    collect = ("data", "collect", "data.npz", "--checkpoint", "runs/run", "--steps", 30)
+    for command in (
+        ("train", "--config", path, "--output-dir", "runs", "--quiet"),
+        ("resume", "--checkpoint", "runs/run", "--total-timesteps", 96, "--quiet"),
+        ("eval", "--checkpoint", "runs/run", "--episodes", 1),
+        collect,
+    ):
+        os.chdir(home)
+        done = run_cli(*command)
+        assert done.code == 0, (command, done)
+    assert list(away.iterdir()) == []
+    assert sorted(p.name for p in home.iterdir()) == ["data.npz", "runs"]
+    assert (home / "runs" / "run" / "checkpoints" / "step_96").is_dir()
