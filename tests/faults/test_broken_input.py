@@ -14,7 +14,7 @@ from helpers.faults import Tried
 from rl_training.data.dataset_sources import load_transition_dataset
 from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
-from rl_training.errors import ConfigError, DataError, EnvError, RLTrainingError
+from rl_training.errors import ConfigError, DataError, EnvError, RLTrainingError, SpecMismatch
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 
@@ -64,11 +64,16 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
         for fault in (
             *("reset_gives_obs_only", "reset_raises", "four_values", "wrong_dtype"),
             *("wrong_shape", "nan_obs", "nan_reward", "reward_is_none", "flag_is_int", "raises"),
+            *("no_number_in_obs", "no_number_in_action", "empty_dict", "no_space", "close_raises"),
         )
     },
     "wrong shape in mid run": ("BrokenEnv", {"fault": "wrong_shape", "at": 12}),
     "NaN in mid run": ("BrokenEnv", {"fault": "nan_obs", "at": 12}),
     "NaN reward in mid run": ("BrokenEnv", {"fault": "nan_reward", "at": 12}),
+    **{
+        f"{fault.replace('_', ' ')} in mid run": ("BrokenEnv", {"fault": fault, "at": 12})
+        for fault in ("flag_is_text", "flag_is_none", "flags_are_two", "flag_is_nan")
+    },
     "an exception in mid run": ("BrokenEnv", {"fault": "raises", "at": 12}),
     "unknown argument": ("CounterEnv", {"lenght": 3}),
     "a function that is none": ("make_counter", {}),
@@ -93,7 +98,7 @@ def use(name: str, kwargs: dict[str, Any]) -> None:
 def test_every_broken_environment_has_an_error_of_its_own(tried: Tried) -> None:
     said = {}
     for name, (env, kwargs) in ENVIRONMENTS.items():
-        with pytest.raises((EnvError, ConfigError)) as caught:
+        with pytest.raises((EnvError, ConfigError, SpecMismatch)) as caught:
             use(env, kwargs)
         assert "\n" not in str(caught.value), name
         assert env in str(caught.value), name

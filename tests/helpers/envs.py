@@ -204,6 +204,19 @@ class BrokenEnv(CounterEnv):
         super().__init__(length=1000)
         self.fault = fault
         self.at = at
+        empty = spaces.Box(-1, 1, (0,), np.float32)
+        if fault == "no_number_in_obs":
+            self.observation_space = empty
+        if fault == "no_number_in_action":
+            self.action_space = empty
+        if fault == "empty_dict":
+            self.observation_space = spaces.Dict({})
+        if fault == "no_space":
+            del self.observation_space
+
+    def close(self) -> None:
+        if self.fault == "close_raises":
+            raise RuntimeError("cannot close")
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         result: Any = super().reset(seed=seed, options=options)
@@ -226,6 +239,10 @@ class BrokenEnv(CounterEnv):
             "nan_reward": (obs, float("nan"), terminated, truncated, info),
             "reward_is_none": (obs, None, terminated, truncated, info),
             "flag_is_int": (obs, reward, 0, truncated, info),
+            "flag_is_text": (obs, reward, terminated, "False", info),
+            "flag_is_none": (obs, reward, None, truncated, info),
+            "flags_are_two": (obs, reward, np.array([False, False]), truncated, info),
+            "flag_is_nan": (obs, reward, float("nan"), truncated, info),
         }
         if self.fault in broken:
             return broken[self.fault]  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from rl_training.envs.factory import make_env
+from rl_training.envs.factory import close_env, make_env
 from rl_training.envs.plain import State
 from rl_training.envs.snapshot import ResumeLevel, SnapshotWrapper, weakest_level
 from rl_training.envs.spec import Array, EnvSpec
@@ -247,7 +247,7 @@ class SyncEnvs:
         if not self._closed:
             self._closed = True
             for env in self.envs:
-                env.close()
+                close_env(env, env.label)
 
 
 class WorkerEnvs:

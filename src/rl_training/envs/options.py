@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,12 +18,16 @@ _WRAPPER_KEYS = (
 )
 
 
+Side = Annotated[int, Field(ge=1, le=4096)]
+"""Pixels; beyond this, one picture would fill the memory."""
+
+
 class PixelOptions(BaseModel):
     """`env_kwargs.wrappers.pixels`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    resize_shape: tuple[int, int] | None = None
+    resize_shape: tuple[Side, Side] | None = None
     """Height and width in pixels; None keeps the size."""
     frame_stack: int = Field(default=1, ge=1, le=1_000)
     """Frames stacked along the channels; 1 is no stacking."""

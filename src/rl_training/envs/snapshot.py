@@ -42,7 +42,7 @@ from rl_training.envs.plain import (
     set_attributes,
     without_reward_transform,
 )
-from rl_training.envs.spec import AnyEnv, Array
+from rl_training.envs.spec import AnyEnv, Array, check_flags
 from rl_training.errors import CheckpointError, EnvError
 
 ResumeLevel: TypeAlias = Literal["exact", "replay", "restart"]
@@ -269,7 +269,7 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: AnyEnv, env_id: str = "", index: int = 0, seed: int = 0) -> None:
         super().__init__(env)
-        self._label = (
+        self.label = (
             f"environment {env_id or type(env.unwrapped).__name__} (index {index}, seed {seed})"
         )
         self.family: Family = choose_family(env)
@@ -301,7 +301,7 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
                 raise ValueError(f"observation of shape {obs.shape}, not {self._obs_shape}")
         except (Exception, SystemExit) as error:
             raise EnvError(
-                f"{self._label}: reset failed with {type(error).__name__}: {error}"
+                f"{self.label}: reset failed with {type(error).__name__}: {error}"
             ) from error
         self.last_obs = obs
         self._started = True
@@ -316,9 +316,10 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
             # Shared memory would broadcast a smaller observation without a word.
             if obs.shape != self._obs_shape:
                 raise ValueError(f"observation of shape {obs.shape}, not {self._obs_shape}")
+            check_flags(terminated, truncated)
         except (Exception, SystemExit) as error:
             raise EnvError(
-                f"{self._label}: step failed with {type(error).__name__}: {error}; the last action "
+                f"{self.label}: step failed with {type(error).__name__}: {error}; the last action "
                 f"was {action!r}"
             ) from error
         self.last_obs = obs
@@ -352,7 +353,7 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         """
         if state["family"] != self.family:
             raise CheckpointError(
-                f"{self._label}: the snapshot is of family {state['family']!r}, but this "
+                f"{self.label}: the snapshot is of family {state['family']!r}, but this "
                 "environment is of family "
                 f"{self.family!r}; resume with the env_id and env_kwargs of the run"
             )
@@ -360,7 +361,7 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
             return self._restore_by_replay(state, self._log)
         if state["level"] != "exact":
             raise CheckpointError(
-                f"{self._label}: the snapshot is of level {state['level']!r}, but this environment "
+                f"{self.label}: the snapshot is of level {state['level']!r}, but this environment "
                 "is kept exactly; use another checkpoint"
             )
         if not self._started:
@@ -396,4 +397,4 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
             reason = f"its episode was longer than {MAX_REPLAY_ACTIONS} actions"
         self.env.unwrapped._np_random = generator_from(state["generator"])
         self.reset()
-        return f"{self._label}: {reason}; a new episode was begun"
+        return f"{self.label}: {reason}; a new episode was begun"

@@ -25,6 +25,7 @@ Array: TypeAlias = npt.NDArray[Any]
 AnyEnv: TypeAlias = gym.Env[Any, Any]
 _NumberType = Annotated[str, Field(pattern=r"^(bool|u?int(8|16|32|64)|float(16|32|64|96|128))$")]
 """NumPy name of a type of numbers, never of objects or structures."""
+_FLAGS = frozenset({bool, np.bool_})
 
 
 class ActionMap:
@@ -207,9 +208,24 @@ class EnvSpec(BaseModel):
                 )
 
 
+def check_flags(terminated: object, truncated: object) -> None:
+    """Refuse what is neither yes nor no; the text "False" would count as yes.
+
+    Raises:
+        ValueError: Saying which.
+    """
+    if terminated.__class__ in _FLAGS and truncated.__class__ in _FLAGS:
+        return
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        value = np.asarray(flag)
+        if value.size != 1 or value.dtype.kind not in "biu" or value.item() not in (0, 1):
+            raise ValueError(f"{name} must be a bool, not {flag!r}")
+
+
 def _checked_obs_space(space: spaces.Space[Any], env_id: str) -> spaces.Box:
     """The space itself if it is a Box of numbers."""
     if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind in "fiub":
+        _require_entries(space, "observation", env_id)
         return space
     raise SpecMismatch(
         f"environment {env_id}: observation space {space} cannot be used, only Box can; Discrete "
@@ -231,6 +247,7 @@ def _action_fields(space: spaces.Space[Any], env_id: str) -> dict[str, Any]:
             "action_dtype": "int64",
         }
     if isinstance(space, spaces.Box) and space.shape and np.dtype(space.dtype).kind == "f":
+        _require_entries(space, "action", env_id)
         _require_bounds(space, env_id)
         return {
             "action_kind": "continuous",
@@ -244,6 +261,14 @@ def _action_fields(space: spaces.Space[Any], env_id: str) -> dict[str, Any]:
         "Box of floats "
         f"with at least one axis; wrap the environment so that it takes one of these"
     )
+
+
+def _require_entries(space: spaces.Box, what: str, env_id: str) -> None:
+    if 0 in space.shape:
+        raise SpecMismatch(
+            f"environment {env_id}: its {what} Box of shape {space.shape} holds no number; every "
+            "axis must be at least 1 long"
+        )
 
 
 def _require_bounds(space: spaces.Box, env_id: str) -> None:
