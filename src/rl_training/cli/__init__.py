@@ -12,6 +12,8 @@ import threading
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 75
 """`EX_TEMPFAIL`: the run is saved and wants to be started again."""
+MOST_SAID = 4_000
+"""Characters of an error that are shown."""
 _ADVICE = {
     errno.ENOSPC: "free space on that disk, or choose another output folder",
     errno.EDQUOT: "free space within your quota, or choose another output folder",
@@ -20,6 +22,8 @@ _ADVICE = {
     errno.EIO: "check the disk or network share, then try again",
     errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer environments",
     errno.ENFILE: "this machine has too many open files; end other programs",
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.ELOOP: "mend the link, or choose another name",
     errno.ENOMEM: "use fewer environments, a smaller replay or smaller networks",
     errno.EAGAIN: "raise the limit of processes (ulimit -u), or use fewer environments",
 }
@@ -51,7 +55,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in _ADVICE:
             raise
-        what = f"{error.filename}: " if error.filename else ""
+        what = f"{str(error.filename)[:200]}: " if error.filename else ""
         _report(f"{what}{error.strerror}; {_ADVICE[error.errno]}")
         sys.exit(EXIT_USER_ERROR)
     except (MemoryError, RuntimeError) as error:
@@ -66,6 +70,7 @@ def main() -> None:
 
 
 def _report(text: str, label: str = "[red]error:[/]") -> None:
+    text = _one_line(text)
     try:
         from rich.console import Console
 
@@ -74,6 +79,13 @@ def _report(text: str, label: str = "[red]error:[/]") -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     except OSError:  # without a free file nothing more can be imported
         print(f"error: {text}", file=sys.stderr)
+
+
+def _one_line(text: str) -> str:
+    """Return a message on one line; what user code raises may have any length."""
+    text = " ".join(line.strip() for line in text.splitlines() if line.strip())
+    half = MOST_SAID // 2
+    return text if len(text) <= MOST_SAID else f"{text[:half]} ... {text[-half:]}"
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:

@@ -34,6 +34,8 @@ KeyPath = tuple[str, ...]
 TRACKERS = ("wandb", "mlflow")
 MAX_THREADS = 1024
 """More threads than any machine has; a larger number would bring it to a halt."""
+MAX_NAME_BYTES = 200
+"""Of a folder's name; file systems take 255, of which a run that is being made needs some."""
 Threads = Annotated[int, Field(ge=0, le=MAX_THREADS)]
 _DEVICE = r"^(auto|cpu|cuda(:[0-9]+)?)$"
 _FOLDER_NAME = r"^[^./\\\x00-\x1f][^/\\\x00-\x1f]*$"
@@ -109,6 +111,13 @@ class TrainConfig(Settings):
     def _path_to_text(cls, value: object) -> object:
         return str(value) if isinstance(value, Path) else value
 
+    @field_validator("output_dir", "from_checkpoint")
+    @classmethod
+    def _can_be_a_path(cls, value: str | None) -> str | None:
+        if value is not None and "\0" in value:
+            raise ValueError(f"must be a path, which holds no null character, got {value!r}")
+        return value
+
     @field_validator("seeds")
     @classmethod
     def _seeds_differ(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -130,6 +139,8 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"must be the name of one folder, without / or first dot, got {value!r}"
             )
+        if value is not None and len(value.encode()) > MAX_NAME_BYTES:
+            raise ValueError(f"must have at most {MAX_NAME_BYTES} bytes, got {len(value.encode())}")
         return value
 
     @field_validator("device")
