@@ -153,17 +153,6 @@ def test_seeds_may_be_a_range(tiny: Path) -> None:
         (["--set", "env_id=Pendulm-v1"], "--set env_id=Pendulm-v1: env_id 'Pendulm-v1' is not a"),
         (["--set", "env_id=CartPole-v1"], "sac needs continuous actions, but CartPole-v1 has"),
         (["--set", "env_kwargs.nothing=1"], "env_kwargs.nothing (value 1) is not an argument of"),
-        (["--set", f"run_name={'n' * 201}"], f"--set run_name={'n' * 201}: run_name: must have at"),
-        (["--set", f"run_name={'é' * 101}"], f"--set run_name={'é' * 101}: run_name: must have at"),
-        (["--set", 'output_dir="a\\0b"'], "--set output_dir="),
-        (
-            ["--set", "env_kwargs.wrappers.pixels.resize_shape=[0, 0]"],
-            "env_kwargs.wrappers",
-        ),
-        (
-            ["--set", "env_kwargs.wrappers.pixels.resize_shape=[1000000000, 1000000000]"],
-            "env_kwargs.wrappers",
-        ),
     ],
 )
 def test_a_wrong_option_is_one_sentence_and_leaves_nothing_behind(
@@ -274,11 +263,6 @@ def test_predict_prints_an_action(folder: Path, monkeypatch: pytest.MonkeyPatch)
         ("3", "the observation has shape ()"),
         ("[NaN, 1, 1]", "the observation holds NaN or infinity"),
         ('["a", "b", "c"]', "the observation must be numbers"),
-        ("[1, 2, null]", "the observation must be numbers"),
-        (f"[1, 2, {'9' * 400}]", "the observation must be numbers"),
-        (f"[1, 2, {'9' * 5000}]", "--obs is nested too deeply, or a number in it is too long"),
-        ("[" * 100_000, "--obs is nested too deeply, or a number in it is too long"),
-        ("[1, 2, 1e39]", "the observation holds NaN or infinity"),
     ],
 )
 def test_an_observation_that_does_not_fit_is_one_sentence(
@@ -286,35 +270,6 @@ def test_an_observation_that_does_not_fit_is_one_sentence(
 ) -> None:
     done = run_cli("predict", "--checkpoint", folder / "runs" / "run", "--obs", obs)
     assert done.sentence().startswith(expected)
-
-
-def test_names_that_no_file_can_have_are_one_sentence(folder: Path) -> None:
-    name = "n" * 5000
-    for command in (
-        ("train", "--config", name),
-        ("resume", "--checkpoint", name),
-        ("eval", "--checkpoint", name),
-        ("export", "--checkpoint", name),
-        ("report", name),
-        ("leaderboard", name),
-        ("data", "inspect", f"{name}.npz"),
-        ("data", "collect", f"{name}.npz", "--env", "Pendulum-v1", "--steps", 3),
-        ("data", "collect", folder / "tiny.yaml" / "a.npz", "--env", "Pendulum-v1", "--steps", 3),
-    ):
-        assert len(run_cli(*command).sentence()) < 6000, command
-
-
-def test_an_error_of_many_lines_is_shown_as_one(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = "raise RuntimeError('first\\nsecond [red]\\n\\n' + 'x' * 100_000)"
-    (tmp_path / "wordy_tasks.py").write_text(source, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    done = run_cli("train", "-c", tiny, "--set", "env_id=wordy_tasks:Any")
-    line = done.sentence()
-    assert "first second [red] xxx" in line
-    assert " ... xxx" in line
-    assert len(line) < 4100
 
 
 def test_a_damaged_checkpoint_is_named_on_one_line(tiny: Path) -> None:

@@ -1,0 +1,71 @@
+"""Words on the command line that nobody would type by mistake: each is refused in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from helpers.tiny import run_cli, tiny_config, write_tiny
+from rl_training.runtime.train import train
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write_tiny(tmp_path)
+
+
+def test_settings_that_no_folder_or_picture_can_have_leave_nothing_behind(tiny: Path) -> None:
+    size = "env_kwargs.wrappers.pixels.resize_shape"
+    for setting, expected in {
+        f"run_name={'n' * 201}": "run_name: must have at most 200 bytes, got 201",
+        f"run_name={'é' * 101}": "run_name: must have at most 200 bytes, got 202",
+        'output_dir="a\\0b"': "output_dir: must be a path, which holds no null character",
+        'from_checkpoint="a\\0b"': "from_checkpoint: must be a path, which holds no null",
+        f"{size}=[0, 0]": "resize_shape",
+        f"{size}=[1000000000, 1000000000]": "resize_shape",
+    }.items():
+        assert expected in run_cli("train", "-c", tiny, "--set", setting).sentence(), setting
+    assert not (tiny.parent / "runs").exists()
+
+
+def test_observations_of_any_depth_and_size_are_one_sentence(tmp_path: Path) -> None:
+    run = train(tiny_config("sac", tmp_path)).run_dir
+    for obs, expected in {
+        "[1, 2, null]": "the observation must be numbers",
+        f"[1, 2, {'9' * 400}]": "the observation must be numbers",
+        f"[1, 2, {'9' * 5000}]": "--obs is nested too deeply, or a number in it is too long",
+        "[" * 100_000: "--obs is nested too deeply, or a number in it is too long",
+        "[1, 2, 1e39]": "the observation holds NaN or infinity",
+    }.items():
+        done = run_cli("predict", "--checkpoint", run, "--obs", obs)
+        assert done.sentence().startswith(expected), obs[:20]
+
+
+def test_names_that_no_file_can_have_are_one_sentence(tiny: Path) -> None:
+    name = "n" * 5000
+    for command in (
+        ("train", "--config", name),
+        ("resume", "--checkpoint", name),
+        ("eval", "--checkpoint", name),
+        ("export", "--checkpoint", name),
+        ("report", name),
+        ("leaderboard", name),
+        ("data", "inspect", f"{name}.npz"),
+        ("data", "collect", f"{name}.npz", "--env", "Pendulum-v1", "--steps", 3),
+        ("data", "collect", tiny / "a.npz", "--env", "Pendulum-v1", "--steps", 3),
+    ):
+        assert len(run_cli(*command).sentence()) < 6000, command
+
+
+def test_an_error_of_many_lines_is_shown_as_one(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "raise RuntimeError('first\\nsecond [red]\\n\\n' + 'x' * 100_000)"
+    (tmp_path / "wordy_tasks.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    done = run_cli("train", "-c", tiny, "--set", "env_id=wordy_tasks:Any")
+    line = done.sentence()
+    assert "first second [red] xxx" in line
+    assert " ... xxx" in line
+    assert len(line) < 4100
