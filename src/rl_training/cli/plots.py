@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ def draw_plots(
         drawn = write_plots(run_dir, members, groups)
     except OSError as error:
         return error.strerror or str(error)
+    if drawn is None and importlib.util.find_spec("matplotlib") is not None:
+        return "nothing was logged"
     return drawn or 'pip install "rl-training[report]"'
 
 
