@@ -106,7 +106,7 @@ def _fastest_choice(learner: AnyLearner, cores: int) -> ThreadChoice:
                 _write(file, known | {key: best})
     except (CompileError, OSError):
         return ThreadChoice(1)  # what cannot be remembered must not vary
-    if best <= idle + SLACK:
+    if best == 1 or best <= idle + SLACK:
         return ThreadChoice(best)
     return ThreadChoice(
         1,
