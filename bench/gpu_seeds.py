@@ -22,13 +22,13 @@ from bench.figures import Figure
 from bench.options import Options
 from bench.rows import Row
 from bench.timers import Timers, Watched
-from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.experiment.config import load_config
-from rl_training.runtime.accelerate import Accelerator, ReplayRunner
 from rl_training.runtime.callbacks import Callback, TrainerState
-from rl_training.runtime.capturing import CapturedUpdates
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.compile.cuda_graph import CapturedUpdates
+from rl_training.runtime.compile.runner import Accelerator, ReplayRunner
 from rl_training.runtime.session import Session
 from rl_training.runtime.train import train
 

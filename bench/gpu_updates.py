@@ -26,7 +26,7 @@ from bench.figures import Figure
 from bench.options import Options
 from bench.rows import Bar, Row
 from bench.updates import Updates, prepare_updates, update_config
-from rl_training.runtime.capturing import STEPS_PER_REPLAY
+from rl_training.runtime.compile.cuda_graph import STEPS_PER_REPLAY
 
 SEEDS: dict[str, tuple[int, ...]] = {"sac": (1, 32, 128)}
 FEW_SEEDS: tuple[int, ...] = (1, 32)

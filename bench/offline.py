@@ -27,7 +27,7 @@ import numpy as np
 from bench.compare import ROOT
 from bench.machine import available_cores, processor
 from bench.offline_job import METHODS, Job, make_job
-from rl_training.data.dataset_sources import DatasetKind, load_transition_dataset
+from rl_training.data.datasets.sources import DatasetKind, load_transition_dataset
 from rl_training.errors import RLTrainingError
 
 PEER = "d3rlpy"

@@ -33,9 +33,9 @@ from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import new_run
-from rl_training.runtime.accelerate import Accelerator, ReplayRunner
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.compile.runner import Accelerator, ReplayRunner
 from rl_training.runtime.session import Session
 from rl_training.runtime.train import train
 

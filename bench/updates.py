@@ -17,15 +17,15 @@ from bench.timers import Timers
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.replay_config import ReplaySettings
-from rl_training.data.dataset_buffer import DatasetBuffer
-from rl_training.data.frame_replay import GOES_ON
-from rl_training.data.offline_dataset import OfflineDataset
-from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.datasets.dataset import OfflineDataset
+from rl_training.data.replay.dataset import DatasetBuffer
+from rl_training.data.replay.frames import GOES_ON
+from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.precision import set_precision
-from rl_training.runtime.accelerate import Accelerator, ReplayRunner
+from rl_training.runtime.compile.runner import Accelerator, ReplayRunner
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.replay import make_replay
 

@@ -10,11 +10,11 @@ import torch
 from bench.pace import Pace
 from bench.sizes import DREAMER
 from bench.updates import PLANNED, build_learner
-from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.accelerate import Accelerator, ReplayRunner
+from rl_training.runtime.compile.runner import Accelerator, ReplayRunner
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.replay import make_replay
 

@@ -34,8 +34,8 @@ API = {
         "predict_from_checkpoint",
         "resume_training",
     ),
-    "rl_training.runtime.filming": ("record_agent",),
-    "rl_training.runtime.exporting": ("export_agent",),
+    "rl_training.tools.film": ("record_agent",),
+    "rl_training.tools.export": ("export_agent",),
     "rl_training.reporting.gather": ("gather",),
     "rl_training.reporting.page": ("write_report",),
     "rl_training.experiment.statistics": (

@@ -16,25 +16,30 @@ from helpers.contract import small_config
 from helpers.tiny import run_cli, tiny_config, write_tiny
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.online_config import replay_settings
-from rl_training.data.generator_replay import Pairs
-from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.replay.pairs import Pairs
+from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.probe import probe_env
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime import accelerate
-from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback, TrainerState
-from rl_training.runtime.comparing import compare
-from rl_training.runtime.compiling import CompileError, CompileJob, Program, Request, cache_folder
-from rl_training.runtime.replay import make_replay
-from rl_training.runtime.sources import (
+from rl_training.runtime.compile import runner as accelerate
+from rl_training.runtime.compile.cache import (
+    CompileError,
+    CompileJob,
+    Program,
+    Request,
+    cache_folder,
+)
+from rl_training.runtime.compile.equivalence import compare
+from rl_training.runtime.compile.programs import (
     count_of_phase,
     counted,
     example_arguments,
     replay_sources,
 )
-from rl_training.runtime.tracing import (
+from rl_training.runtime.compile.runner import Accelerator
+from rl_training.runtime.compile.trace import (
     Source,
     Trace,
     contiguous,
@@ -43,6 +48,7 @@ from rl_training.runtime.tracing import (
     trace,
     unflatten,
 )
+from rl_training.runtime.replay import make_replay
 from rl_training.runtime.train import train
 from rl_training.state import Scalar, Stateful
 

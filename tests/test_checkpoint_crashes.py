@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment import checkpoint_files as files
+from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.checkpointing import (
     list_checkpoints,
     load_checkpoint,
@@ -23,7 +24,6 @@ from rl_training.experiment.checkpointing import (
     save_single_file,
     verify_checkpoint,
 )
-from rl_training.experiment.state_tree import compare_states
 from test_checkpointing import Ring, save
 
 OPERATIONS = ("write_file", "link_file", "rename", "make_dir", "fsync_dir", "remove_tree")

@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpointing import (
-    load_single_file,
-    save_single_file,
-)
-from rl_training.experiment.state_tree import (
+from rl_training.experiment.checkpoint.tree import (
     compare_states,
     digest_state,
     flatten_state,
     slice_seed,
     stack_seeds,
     unflatten_state,
+)
+from rl_training.experiment.checkpointing import (
+    load_single_file,
+    save_single_file,
 )
 
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64]

@@ -15,7 +15,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment import checkpoint_files as files
+from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint.tree import (
+    compare_states,
+    flatten_state,
+    slice_seed,
+)
 from rl_training.experiment.checkpointing import (
     list_checkpoints,
     load_checkpoint,
@@ -28,11 +33,6 @@ from rl_training.experiment.checkpointing import (
     save_checkpoint,
     save_single_file,
     verify_checkpoint,
-)
-from rl_training.experiment.state_tree import (
-    compare_states,
-    flatten_state,
-    slice_seed,
 )
 from test_checkpoint_trees import awkward_tree
 

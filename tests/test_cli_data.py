@@ -16,8 +16,8 @@ from helpers.datasets import columns_of, tiny_columns, toy_data, write_columns
 from helpers.tiny import Outcome, run_cli, write_tiny
 from rl_training.cli.data_views import histogram, number, print_summary
 from rl_training.data import load_transition_dataset
-from rl_training.data.dataset_summary import summarize
-from rl_training.data.dataset_writers import save_dataset
+from rl_training.data.datasets.summary import summarize
+from rl_training.data.datasets.writers import save_dataset
 
 
 def data(*arguments: object) -> Outcome:

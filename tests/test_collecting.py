@@ -10,13 +10,13 @@ import torch
 
 from helpers.contract import TASK, build, random_obs, small_config
 from rl_training.algorithms.dreamer import Dreamer
-from rl_training.algorithms.dreamer_acting import DreamerState, encode_action
-from rl_training.algorithms.planned import Planned
-from rl_training.algorithms.planning import PlanningState
-from rl_training.data.offline_dataset import OfflineDataset
-from rl_training.experiment.state_tree import compare_states
-from rl_training.runtime.collecting import CollectPlan, collect_dataset
+from rl_training.algorithms.dreamer.acting import DreamerState, encode_action
+from rl_training.algorithms.pets.planned import Planned
+from rl_training.algorithms.pets.planning import PlanningState
+from rl_training.data.datasets.dataset import OfflineDataset
+from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.runtime.workflows import LoadedAgent
+from rl_training.tools.collect import CollectPlan, collect_dataset
 
 
 def agent_of(algo: str, task: str, **settings: Any) -> LoadedAgent:

@@ -14,14 +14,14 @@ import torch
 from helpers.contract import small_config
 from helpers.datasets import SWITCH, TOY, columns_of, rebuilt, tiny_columns, toy_data, write_columns
 from rl_training.algorithms.td3_bc import TD3BC
-from rl_training.data.dataset_buffer import DatasetBuffer
-from rl_training.data.offline_dataset import OfflineDataset, concatenate
+from rl_training.data.datasets.dataset import OfflineDataset, concatenate
+from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.rng import Rng
-from rl_training.runtime.accelerate import Accelerator
+from rl_training.runtime.compile.runner import Accelerator
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
 

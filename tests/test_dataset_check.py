@@ -9,9 +9,9 @@ import pytest
 
 from helpers.datasets import REAL_DATA, SWITCH, TOY, columns_of, rebuilt, toy_data
 from rl_training.data import load_transition_dataset
-from rl_training.data.dataset_check import Finding, check_dataset
-from rl_training.data.dataset_rewards import off_scale, reward_scales
-from rl_training.data.offline_dataset import OfflineDataset, concatenate
+from rl_training.data.datasets.check import Finding, check_dataset
+from rl_training.data.datasets.dataset import OfflineDataset, concatenate
+from rl_training.data.datasets.rewards import off_scale, reward_scales
 from rl_training.envs import probe_env
 
 

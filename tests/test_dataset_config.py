@@ -11,9 +11,9 @@ import pytest
 from helpers.datasets import TOY, columns_of, tiny_columns, toy_data, write_columns
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.data import DatasetSettings, load_configured
-from rl_training.data.dataset_blocks import Part
-from rl_training.data.dataset_writers import save_dataset
-from rl_training.data.reference_scores import normalized_score, reference_scores
+from rl_training.data.datasets.blocks import Part
+from rl_training.data.datasets.scores import normalized_score, reference_scores
+from rl_training.data.datasets.writers import save_dataset
 from rl_training.errors import ConfigError, DataError
 from rl_training.validation import parse
 

@@ -16,17 +16,17 @@ from helpers.datasets import TOY, columns_of, rebuilt, toy_data, write_columns
 from helpers.tiny import run_cli, tiny_config
 from rl_training.api.algorithms import managed_class
 from rl_training.data import load_transition_dataset
-from rl_training.data.dataset_buffer import DatasetBuffer
-from rl_training.data.dataset_config import DatasetSettings, open_configured
-from rl_training.data.dataset_random import random_dataset
-from rl_training.data.dataset_view import DatasetView
-from rl_training.data.expert_config import ExpertSettings, load_expert
-from rl_training.data.mapped_buffer import MappedBuffer
-from rl_training.data.offline_dataset import OfflineDataset
+from rl_training.data.datasets.config import DatasetSettings, open_configured
+from rl_training.data.datasets.dataset import OfflineDataset
+from rl_training.data.datasets.expert_config import ExpertSettings, load_expert
+from rl_training.data.datasets.random import random_dataset
+from rl_training.data.datasets.view import DatasetView
+from rl_training.data.replay.dataset import DatasetBuffer
+from rl_training.data.replay.mapped import MappedBuffer
 from rl_training.envs.probe import probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import DataError
-from rl_training.runtime.offline_evaluation import evaluate_offline, prepared
+from rl_training.ope.estimate import evaluate_offline, prepared
 from rl_training.runtime.workflows import load_agent
 
 KINDS = ("npz", "npy", "hdf5")

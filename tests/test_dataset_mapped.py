@@ -13,27 +13,34 @@ import torch
 from helpers.contract import build, small_config
 from helpers.datasets import SWITCH, TOY, columns_of, rebuilt, toy_data, write_columns
 from helpers.traces import request_of, traced
-from rl_training.data import dataset_blocks, load_configured, load_transition_dataset
-from rl_training.data.dataset_blank import BlankRows, DatasetShape
-from rl_training.data.dataset_buffer import DatasetBuffer
-from rl_training.data.dataset_config import DatasetSettings, DatasetSource, open_configured
-from rl_training.data.dataset_units import TaskSpec
-from rl_training.data.dataset_view import DatasetView, view_of
-from rl_training.data.dataset_writers import save_dataset
-from rl_training.data.mapped_buffer import MappedBuffer, packed_through
+from rl_training.data import load_configured, load_transition_dataset
+from rl_training.data.datasets import blocks as dataset_blocks
+from rl_training.data.datasets.blank import BlankRows, DatasetShape
+from rl_training.data.datasets.config import DatasetSettings, DatasetSource, open_configured
+from rl_training.data.datasets.units import TaskSpec
+from rl_training.data.datasets.view import DatasetView, view_of
+from rl_training.data.datasets.writers import save_dataset
+from rl_training.data.replay.dataset import DatasetBuffer
+from rl_training.data.replay.mapped import MappedBuffer, packed_through
 from rl_training.envs.probe import probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError, DataError
+from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.state_tree import compare_states
-from rl_training.runtime import accelerate, replay
-from rl_training.runtime.comparing import Undo, compare
-from rl_training.runtime.compile_worker import build as build_request
-from rl_training.runtime.compiling import Program, Request
-from rl_training.runtime.sources import count_of_phase, counted, example_arguments, replay_sources
-from rl_training.runtime.tracing import owned_tensors, trace
+from rl_training.runtime import replay
+from rl_training.runtime.compile import runner as accelerate
+from rl_training.runtime.compile.cache import Program, Request
+from rl_training.runtime.compile.equivalence import Undo, compare
+from rl_training.runtime.compile.programs import (
+    count_of_phase,
+    counted,
+    example_arguments,
+    replay_sources,
+)
+from rl_training.runtime.compile.trace import owned_tensors, trace
+from rl_training.runtime.compile.worker import build as build_request
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
 

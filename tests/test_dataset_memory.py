@@ -17,8 +17,8 @@ torch.set_num_threads(1)
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.train import train
 from rl_training.data import load_transition_dataset
-from rl_training.data.dataset_check import check_dataset
-from rl_training.data.dataset_summary import summarize
+from rl_training.data.datasets.check import check_dataset
+from rl_training.data.datasets.summary import summarize
 folder, what = Path(sys.argv[1]), sys.argv[2]
 limit = psutil.Process().memory_info().data + (200 << 20)
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

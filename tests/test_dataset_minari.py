@@ -19,11 +19,11 @@ from minari.data_collector.episode_buffer import EpisodeBuffer
 from helpers.datasets import SWITCH, TOY, columns_of, rebuilt, toy_data
 from helpers.envs import GridActionEnv
 from rl_training.data import load_transition_dataset
-from rl_training.data.dataset_minari import write_minari
-from rl_training.data.offline_dataset import OfflineDataset
+from rl_training.data.datasets.dataset import OfflineDataset
+from rl_training.data.datasets.minari import write_minari
 from rl_training.envs import make_env
 from rl_training.errors import DataError, MissingExtraError
-from rl_training.runtime.collecting import CollectPlan, collect_dataset
+from rl_training.tools.collect import CollectPlan, collect_dataset
 
 pytestmark = [
     # Minari asks for authors and an environment, which these small files do not have.

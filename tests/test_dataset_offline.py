@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from helpers.datasets import SWITCH, TOY, columns_of, rebuilt, tiny_columns, toy_data
-from rl_training.data.dataset_blocks import Part
-from rl_training.data.dataset_random import random_dataset
-from rl_training.data.offline_dataset import OfflineDataset, concatenate
+from rl_training.data.datasets.blocks import Part
+from rl_training.data.datasets.dataset import OfflineDataset, concatenate
+from rl_training.data.datasets.random import random_dataset
 from rl_training.errors import DataError
 
 

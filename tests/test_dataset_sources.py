@@ -12,9 +12,9 @@ import pytest
 
 from helpers.datasets import REAL_DATA, TOY, tiny_columns, toy_data, write_columns
 from rl_training.data import load_transition_dataset
-from rl_training.data.dataset_sources import kind_of
-from rl_training.data.dataset_writers import save_dataset
-from rl_training.data.offline_dataset import OfflineDataset
+from rl_training.data.datasets.dataset import OfflineDataset
+from rl_training.data.datasets.sources import kind_of
+from rl_training.data.datasets.writers import save_dataset
 from rl_training.errors import DataError, MissingExtraError
 
 SHORT_NAMES = {
@@ -206,7 +206,7 @@ def test_files_are_unpacked_piece_by_piece(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_dataset(toy_data(), tmp_path / "a", kind)
-    monkeypatch.setattr("rl_training.data.dataset_blocks.CHUNK_ROWS", 64)
+    monkeypatch.setattr("rl_training.data.datasets.blocks.CHUNK_ROWS", 64)
     data = load_transition_dataset(kind, path=tmp_path / "a", unpack_into=tmp_path)
     assert isinstance(data.observations, np.memmap)
     assert data.digest() == toy_data().digest()

@@ -13,18 +13,18 @@ from typer.testing import CliRunner
 
 from helpers.contract import small_config
 from rl_training.cli.commands import app
-from rl_training.data.dataset_random import random_dataset
-from rl_training.data.dataset_writers import save_dataset
-from rl_training.data.demonstrations import first_episodes, thinned, with_shuffled_actions
-from rl_training.data.expert_config import ExpertSettings, load_expert
-from rl_training.data.offline_dataset import OfflineDataset
+from rl_training.data.datasets.dataset import OfflineDataset
+from rl_training.data.datasets.demonstrations import first_episodes, thinned, with_shuffled_actions
+from rl_training.data.datasets.expert_config import ExpertSettings, load_expert
+from rl_training.data.datasets.random import random_dataset
+from rl_training.data.datasets.writers import save_dataset
 from rl_training.envs.probe import probe_env
 from rl_training.errors import CheckpointError, ConfigError, DataError, RLTrainingError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
-from rl_training.runtime.controls import ControlReport, ControlRow, run_controls
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent, resume_training
+from rl_training.tools.gail_control import ControlReport, ControlRow, run_controls
 
 
 def made_up(size: int = 400, seed: int = 0) -> OfflineDataset:

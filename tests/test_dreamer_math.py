@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rl_training.algorithms.dreamer_losses import (
+from rl_training.algorithms.dreamer.losses import (
     PercentileRange,
     actor_loss,
     continue_loss,

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from helpers.contract import build, flat_state, make_batch, small_config
 from rl_training.algorithms.dreamer import Dreamer
-from rl_training.algorithms.dreamer_acting import DreamerState
-from rl_training.algorithms.dreamer_config import DreamerConfig
-from rl_training.algorithms.dreamer_imagination import Dream, imagine
+from rl_training.algorithms.dreamer.acting import DreamerState
+from rl_training.algorithms.dreamer.config import DreamerConfig
+from rl_training.algorithms.dreamer.imagination import Dream, imagine
 from rl_training.algorithms.optim import Adam, clip_adaptively
 from rl_training.data.batch import SequenceBatch
 from rl_training.errors import ConfigError
 from rl_training.models.rssm import RSSMState
 from rl_training.rng import Rng
-from rl_training.runtime.accelerate import Accelerator
+from rl_training.runtime.compile.runner import Accelerator
 from rl_training.runtime.loops import updates_due
 
 S, B, T, H = 1, 2, 3, 4

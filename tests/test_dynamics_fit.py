@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from helpers.contract import no_host_reads
-from rl_training.algorithms.dynamics import buffer_rows, model_rows
-from rl_training.algorithms.dynamics_config import DynamicsConfig
-from rl_training.algorithms.dynamics_fit import DynamicsTrainer
+from rl_training.algorithms.dynamics.config import DynamicsConfig
+from rl_training.algorithms.dynamics.fit import DynamicsTrainer
+from rl_training.algorithms.dynamics.loss import buffer_rows, model_rows
 from rl_training.algorithms.sac import SACConfig
-from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.errors import ConfigError, DataError
-from rl_training.experiment.state_tree import slice_seed
+from rl_training.experiment.checkpoint.tree import slice_seed
 from rl_training.models import MLPMOPOEnsembleModel
 from rl_training.rng import Rng
-from rl_training.runtime.tracing import Source, trace_once
+from rl_training.runtime.compile.trace import Source, trace_once
 
 SIGMA = torch.tensor([0.3, 0.1])
 """Of the noise of the linear system below: one observation, the reward."""

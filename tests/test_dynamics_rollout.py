@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from helpers.contract import no_host_reads
-from rl_training.algorithms.dynamics import model_rows
-from rl_training.algorithms.dynamics_health import (
+from rl_training.algorithms.dynamics.health import (
     calibration,
     exploitation,
     imagined_terminals,
@@ -16,8 +15,9 @@ from rl_training.algorithms.dynamics_health import (
     penalty_correlation,
     real_sequences,
 )
-from rl_training.algorithms.dynamics_rollout import ModelEnv, Penalty, Sampling
-from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.algorithms.dynamics.loss import model_rows
+from rl_training.algorithms.dynamics.rollout import ModelEnv, Penalty, Sampling
+from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.models import MLPMOPOEnsembleModel
 from rl_training.rng import Rng
 

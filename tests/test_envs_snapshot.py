@@ -22,7 +22,7 @@ from rl_training.envs import (
     mujoco_state,
     snapshot,
 )
-from rl_training.envs.backends import Mode
+from rl_training.envs.backends.kinds import Mode
 from rl_training.envs.plain import NotPlain, decode, encode
 from rl_training.errors import CheckpointError, EnvError
 

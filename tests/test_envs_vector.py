@@ -17,8 +17,9 @@ import pytest
 
 from helpers.envs import CounterEnv
 from helpers.steps import random_actions, same_steps
-from rl_training.envs import SeedVectorEnv, VectorEnv, backends, env_seed
-from rl_training.envs.backends import Mode, SyncEnvs
+from rl_training.envs import SeedVectorEnv, VectorEnv, env_seed
+from rl_training.envs.backends import kinds as backends
+from rl_training.envs.backends.kinds import Mode, SyncEnvs
 from rl_training.errors import ConfigError, EnvError, NonFiniteError
 
 MODULE = CounterEnv.__module__

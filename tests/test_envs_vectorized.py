@@ -9,8 +9,9 @@ import pytest
 
 from helpers.envs import CounterEnv
 from helpers.steps import random_actions, same_steps
-from rl_training.envs import SeedVectorEnv, VectorEnv, backends
-from rl_training.envs.vectorized import MaskedCartPole
+from rl_training.envs import SeedVectorEnv, VectorEnv
+from rl_training.envs.backends import kinds as backends
+from rl_training.envs.backends.classic import MaskedCartPole
 
 COUNTER = f"{CounterEnv.__module__}:CounterEnv"
 

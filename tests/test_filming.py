@@ -13,10 +13,10 @@ import pytest
 from helpers.tiny import run_cli, tiny_config
 from rl_training.envs.factory import make_env
 from rl_training.errors import EnvError, MissingExtraError
-from rl_training.runtime import filming
-from rl_training.runtime.filming import record_agent
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent
+from rl_training.tools import film as filming
+from rl_training.tools.film import record_agent
 
 
 @pytest.fixture(scope="module")

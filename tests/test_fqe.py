@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_training.algorithms.fqe import FQE, FQEConfig, ValueUnits, fqe_loss, level
 from rl_training.data.batch import TransitionBatch
-from rl_training.data.episode_bootstrap import EpisodeBootstrap
-from rl_training.data.offline_dataset import OfflineDataset
+from rl_training.data.datasets.dataset import OfflineDataset
+from rl_training.data.replay.bootstrap import EpisodeBootstrap
 from rl_training.errors import ConfigError
-from rl_training.runtime.fitted_q import Fit, fit_members, member_seeds
+from rl_training.ope.fitted_q import Fit, fit_members, member_seeds
+from rl_training.ope.fqe import FQE, FQEConfig, ValueUnits, fqe_loss, level
 
 Array = NDArray[Any]
 GAMMA = 0.8

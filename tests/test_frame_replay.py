@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from rl_training.data.frame_replay import FrameReplayBuffer, PrioritizedFrameReplayBuffer
-from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.replay.frames import FrameReplayBuffer, PrioritizedFrameReplayBuffer
+from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.errors import DataError
 
 Array = NDArray[Any]

@@ -14,10 +14,10 @@ from helpers.tiny import Outcome, run_cli, tiny_config, write_tiny
 from rl_training.algorithms.online_config import replay_settings
 from rl_training.algorithms.prior_config import PriorDataConfig
 from rl_training.errors import ConfigError, SpecMismatch
+from rl_training.experiment.checkpoint.tree import digest_state
 from rl_training.experiment.checkpointing import list_checkpoints, open_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import create_run_folder
-from rl_training.experiment.state_tree import digest_state
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.takeover import take_over
 from rl_training.runtime.train import train

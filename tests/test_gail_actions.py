@@ -10,9 +10,9 @@ from torch import Tensor
 
 from helpers.contract import build, make_batch
 from rl_training.algorithms.gail import GAIL
-from rl_training.algorithms.gail_config import GAILConfig
+from rl_training.algorithms.gail.config import GAILConfig
 from rl_training.data.batch import RolloutBatch
-from rl_training.data.generator_replay import Pairs
+from rl_training.data.replay.pairs import Pairs
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.rng import Rng

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from helpers.contract import PIXEL_TASK, build, flat_state, make_batch
-from rl_training.algorithms.adversarial import penalty_of_norm
 from rl_training.algorithms.bc import BC
 from rl_training.algorithms.gail import GAIL
+from rl_training.algorithms.gail.losses import penalty_of_norm
 from rl_training.data.batch import RolloutBatch, TransitionBatch
-from rl_training.data.dataset_writers import save_dataset
-from rl_training.data.generator_replay import GeneratorReplay, Pairs
+from rl_training.data.datasets.writers import save_dataset
+from rl_training.data.replay.pairs import GeneratorReplay, Pairs
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.models import MLPGAILDiscriminator, PixelEncoder
 from rl_training.rng import Rng
-from rl_training.runtime.collecting import CollectPlan, collect_dataset
+from rl_training.tools.collect import CollectPlan, collect_dataset
 
 SHAPE = (2, 10, 10)
 

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from helpers.contract import build, flat_state, make_batch
-from rl_training.algorithms.adversarial import (
+from rl_training.algorithms.gail import GAIL, gail_loss
+from rl_training.algorithms.gail.losses import (
     discriminator_loss,
     imitation_reward,
     interpolate,
     penalty_of_norm,
 )
-from rl_training.algorithms.gail import GAIL, gail_loss
 from rl_training.data.batch import RolloutBatch
-from rl_training.data.generator_replay import GeneratorReplay, Pairs
+from rl_training.data.replay.pairs import GeneratorReplay, Pairs
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
-from rl_training.experiment.state_tree import compare_states
+from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.models import MLPActorCriticModel, MLPGAILDiscriminator
 from rl_training.rng import Rng
 

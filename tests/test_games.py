@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rl_training.envs import make_env
-from rl_training.envs.games import LEFT, RIGHT, STAY, Breakout, Catch
 from rl_training.envs.snapshot import SnapshotWrapper
+from rl_training.envs.tasks.games import LEFT, RIGHT, STAY, Breakout, Catch
 from rl_training.errors import EnvError
 
 

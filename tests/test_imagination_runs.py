@@ -16,18 +16,18 @@ from torch import Tensor
 
 from helpers.contract import build, flat_state, small_config
 from helpers.imagining import ACTION, OBS, make_learner
-from rl_training.algorithms.dynamics_fit import DynamicsTrainer
+from rl_training.algorithms.dynamics.fit import DynamicsTrainer
 from rl_training.algorithms.imagining import Rules
 from rl_training.algorithms.mbpo import MBPO
 from rl_training.algorithms.mopo import MOPO
-from rl_training.data.mapped_buffer import MappedBuffer
+from rl_training.data.replay.mapped import MappedBuffer
 from rl_training.envs.probe import probe_env
-from rl_training.envs.transition_functions import termination_function
+from rl_training.envs.tasks.functions import termination_function
 from rl_training.errors import ConfigError, DataError, EnvError, SpecMismatch
+from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.state_tree import compare_states
 from rl_training.runtime import model_runner
 from rl_training.runtime.imagining import Imagination, fields_of, rules_for, synthetic_buffer
 from rl_training.runtime.model_runner import ModelRunner

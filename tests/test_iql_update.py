@@ -14,7 +14,7 @@ from helpers.datasets import TOY, toy_data
 from rl_training.algorithms.iql import IQL, SPEC, iql_loss
 from rl_training.algorithms.losses import expectile_loss
 from rl_training.data.batch import TransitionBatch
-from rl_training.data.dataset_buffer import DatasetBuffer
+from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.errors import ConfigError
 from rl_training.models.layers import StackedLinear, StackedMLP
 from rl_training.models.mlp_iql import MLPIQLModel

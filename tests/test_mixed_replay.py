@@ -12,17 +12,17 @@ from torch import Tensor
 from helpers.datasets import TOY, toy_data
 from rl_training.algorithms.rlpd import RLPDConfig
 from rl_training.data.batch import TransitionBatch
-from rl_training.data.dataset_blocks import RowSource
-from rl_training.data.dataset_buffer import DatasetBuffer
-from rl_training.data.dataset_view import view_of
-from rl_training.data.mixed_replay import (
+from rl_training.data.datasets.blocks import RowSource
+from rl_training.data.datasets.dataset import OfflineDataset
+from rl_training.data.datasets.view import view_of
+from rl_training.data.replay.dataset import DatasetBuffer
+from rl_training.data.replay.prior import (
     MixedPrioritizedReplayBuffer,
     MixedReplayBuffer,
     UnionReplayBuffer,
     WithPrior,
 )
-from rl_training.data.offline_dataset import OfflineDataset
-from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.validation import parse
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rl_training.algorithms.dynamics import batch_rows, model_rows, mopo_model_loss
-from rl_training.algorithms.dynamics_config import DynamicsConfig, dynamics_network
+from rl_training.algorithms.dynamics.config import DynamicsConfig, dynamics_network
+from rl_training.algorithms.dynamics.loss import batch_rows, model_rows, mopo_model_loss
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError, SpecMismatch

@@ -8,14 +8,14 @@ import torch
 from numpy.typing import NDArray
 
 from helpers.datasets import TOY, columns_of, rebuilt, toy_data
-from rl_training.algorithms.dynamics import fit_statistics
-from rl_training.algorithms.fqe import ValueUnits
+from rl_training.algorithms.dynamics.loss import fit_statistics
 from rl_training.algorithms.td3_bc import TD3BC
-from rl_training.data.dataset_buffer import DatasetBuffer
 from rl_training.data.normalizer import RunningNorm, divisor
+from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
 from rl_training.models.mlp_td3 import MLPTD3Model
-from rl_training.runtime.fitted_q import _standardized
+from rl_training.ope.fitted_q import _standardized
+from rl_training.ope.fqe import ValueUnits
 
 
 def _data(rows: int) -> NDArray[np.float32]:

@@ -12,17 +12,17 @@ import pytest
 
 from helpers.datasets import SWITCH, TOY, columns_of, toy_data, write_columns
 from helpers.tiny import run_cli, tiny_config
-from rl_training.algorithms.fqe import FQEConfig
 from rl_training.api.algorithms import managed_class
-from rl_training.data.dataset_random import random_dataset
-from rl_training.data.dataset_writers import save_dataset
-from rl_training.data.offline_dataset import OfflineDataset
+from rl_training.data.datasets.dataset import OfflineDataset
+from rl_training.data.datasets.random import random_dataset
+from rl_training.data.datasets.writers import save_dataset
 from rl_training.envs.probe import probe_env
 from rl_training.errors import ConfigError, DataError, SpecMismatch
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.fitted_q import Fit
-from rl_training.runtime.offline_evaluation import evaluate_offline, policy_of, rank_offline
-from rl_training.runtime.offline_value import (
+from rl_training.ope.estimate import evaluate_offline, policy_of, rank_offline
+from rl_training.ope.fitted_q import Fit
+from rl_training.ope.fqe import FQEConfig
+from rl_training.ope.value import (
     OfflineValue,
     ranked,
     reward_range,

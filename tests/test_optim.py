@@ -15,7 +15,7 @@ from rl_training.algorithms.optim import Adam, RMSprop, clip_per_seed
 from rl_training.algorithms.schedules import learning_rate_factor, linear
 from rl_training.errors import CheckpointError
 from rl_training.rng import Rng
-from rl_training.runtime.tracing import Source, trace_once
+from rl_training.runtime.compile.trace import Source, trace_once
 from rl_training.state import PerSeed
 
 SHAPES = ((5, 7), (1, 3), (4, 16), (1, 1))

@@ -17,9 +17,9 @@ from helpers.datasets import tiny_columns, write_columns
 from helpers.tiny import run_cli, tiny_config
 from rl_training.errors import CheckpointError, EnvError
 from rl_training.output_files import written_beside
-from rl_training.runtime import filming
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent
+from rl_training.tools import film as filming
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_nothing_is_put_in_the_place_of_a_pipe(run: Path, tmp_path: Path) -> Non
 
 
 def test_an_agent_is_not_saved_in_the_place_of_a_pipe(tmp_path: Path) -> None:
-    from rl_training.experiment.checkpoint_single import save_single_file
+    from rl_training.experiment.checkpoint.single import save_single_file
 
     os.mkfifo(target := tmp_path / "agent")
     with pytest.raises(CheckpointError, match="a folder, device or pipe is there"):

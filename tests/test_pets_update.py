@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from helpers.contract import build, flat_state, small_config
 from rl_training.algorithms.pets import PETS, pets_loss
-from rl_training.algorithms.pets_config import PETSConfig
-from rl_training.algorithms.planning import WORST_RETURN, TrajectorySampler, predictor
+from rl_training.algorithms.pets.config import PETSConfig
+from rl_training.algorithms.pets.planning import WORST_RETURN, TrajectorySampler, predictor
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.probe import probe_env
 from rl_training.errors import ConfigError, DataError, SpecMismatch

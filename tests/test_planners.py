@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.planners import (
+from rl_training.algorithms.pets.planners import (
     Bounds,
     PlannerName,
     PlannerSettings,

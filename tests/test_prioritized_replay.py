@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_training.data.prioritized_replay import PRIORITY_FLOOR, PrioritizedReplayBuffer
+from rl_training.data.replay.prioritized import PRIORITY_FLOOR, PrioritizedReplayBuffer
 from rl_training.errors import DataError
 
 

@@ -18,7 +18,7 @@ from rl_training.cli.showing import _film_path
 from rl_training.envs import probe
 from rl_training.errors import CheckpointError, RLTrainingError
 from rl_training.experiment import runs as runs_module
-from rl_training.experiment.checkpoint_manifest import MANIFEST_NAME, seal, unseal
+from rl_training.experiment.checkpoint.manifest import MANIFEST_NAME, seal, unseal
 from rl_training.experiment.checkpointing import list_checkpoints
 from rl_training.experiment.logging import read_metrics
 from rl_training.runtime.results import TrainResult

@@ -16,19 +16,19 @@ from helpers.contract import build, flat_state, small_config
 from helpers.datasets import toy_data
 from helpers.traces import request_of, traced
 from rl_training.algorithms.online_config import replay_settings
-from rl_training.data.dataset_writers import save_dataset
-from rl_training.data.mixed_replay import WithPrior
+from rl_training.data.datasets.writers import save_dataset
+from rl_training.data.replay.prior import WithPrior
 from rl_training.envs.probe import probe_env
 from rl_training.errors import ConfigError
+from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.state_tree import compare_states
 from rl_training.runtime import replay as replays
 from rl_training.runtime.callbacks import Callback, TrainerState
-from rl_training.runtime.compile_worker import build as build_request
+from rl_training.runtime.compile.programs import frequent_phases, replay_sources, replay_step
+from rl_training.runtime.compile.worker import build as build_request
 from rl_training.runtime.replay import make_replay
 from rl_training.runtime.results import TrainingInterrupted, TrainResult
-from rl_training.runtime.sources import frequent_phases, replay_sources, replay_step
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
 from rl_training.runtime.workflows import resume_training

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
-from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.synthetic_buffer import SyntheticBuffer
+from rl_training.data.replay.prioritized import PrioritizedReplayBuffer
+from rl_training.data.replay.storage import ReplayBuffer
+from rl_training.data.replay.synthetic import SyntheticBuffer
 
 GAMMA = 0.9
 

@@ -17,7 +17,7 @@ from helpers.contract import flat_state
 from helpers.datasets import TOY, toy_data
 from rl_training.algorithms.td3_bc import SPEC, TD3BC, td3_bc_loss
 from rl_training.data.batch import TransitionBatch
-from rl_training.data.dataset_buffer import DatasetBuffer
+from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.models.layers import StackedLinear, StackedMLP
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.rng import Rng

@@ -15,18 +15,18 @@ from torch import Tensor
 
 from rl_training.envs.factory import make_env
 from rl_training.envs.probe import probe_env
-from rl_training.envs.rewards import POLE_LENGTH, balanced_pole, reward_for
 from rl_training.envs.spec import EnvSpec
-from rl_training.envs.terminations import (
+from rl_training.envs.tasks.functions import (
+    StateFunction,
+    reward_function,
+    termination_function,
+)
+from rl_training.envs.tasks.rewards import POLE_LENGTH, balanced_pole, reward_for
+from rl_training.envs.tasks.terminations import (
     built_in_termination,
     double_pendulum_tip,
     never,
     termination_for,
-)
-from rl_training.envs.transition_functions import (
-    StateFunction,
-    reward_function,
-    termination_function,
 )
 from rl_training.errors import EnvError
 

@@ -22,25 +22,25 @@ from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
 from rl_training.algorithms.imagining import Imagining
 from rl_training.algorithms.online_config import replay_settings
 from rl_training.algorithms.spec import Loop
-from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.models.precision import set_precision
-from rl_training.runtime import accelerate
-from rl_training.runtime.comparing import Undo, compare
-from rl_training.runtime.compiling import Program, Request, as_traced
-from rl_training.runtime.imagining import synthetic_buffer
-from rl_training.runtime.replay import load_buffer, make_replay
-from rl_training.runtime.sources import (
+from rl_training.runtime.compile import runner as accelerate
+from rl_training.runtime.compile.cache import Program, Request, as_traced
+from rl_training.runtime.compile.equivalence import Undo, compare
+from rl_training.runtime.compile.programs import (
     count_of_phase,
     counted,
     example_arguments,
     replay_sources,
     rollout_sources,
 )
-from rl_training.runtime.tracing import Source, trace, trace_once
+from rl_training.runtime.compile.trace import Source, trace, trace_once
+from rl_training.runtime.imagining import synthetic_buffer
+from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
 

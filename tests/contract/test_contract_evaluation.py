@@ -27,12 +27,12 @@ from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.iqn import IQN
 from rl_training.algorithms.td3 import TD3
 from rl_training.algorithms.value_based import TDRegression
+from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
-from rl_training.experiment.state_tree import compare_states
-from rl_training.runtime.collecting import CollectPlan, collect_dataset
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent
+from rl_training.tools.collect import CollectPlan, collect_dataset
 
 RANDOM = {"eval_epsilon": 0.5}
 NOISY = {"noisy": True}

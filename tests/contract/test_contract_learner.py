@@ -22,8 +22,8 @@ from rl_training.algorithms.imagining import Imagining
 from rl_training.algorithms.optim import Adam
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError
+from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
-from rl_training.experiment.state_tree import compare_states
 from rl_training.runtime.recorder import FOLD_AFTER, MetricRecorder
 from rl_training.state import Stateful
 

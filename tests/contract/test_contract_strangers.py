@@ -148,7 +148,7 @@ logging.getLogger("task").warning("running")
 
 import numpy as np
 from gymnasium.envs.classic_control import PendulumEnv
-from rl_training.envs.transition_functions import reward_function, termination_function
+from rl_training.envs.tasks.functions import reward_function, termination_function
 
 class Task(PendulumEnv):
     def render(self):

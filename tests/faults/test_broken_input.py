@@ -11,7 +11,7 @@ import pytest
 from helpers.contract import small_config
 from helpers.datasets import tiny_columns, write_columns
 from helpers.faults import Tried
-from rl_training.data.dataset_sources import load_transition_dataset
+from rl_training.data.datasets.sources import load_transition_dataset
 from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.errors import ConfigError, DataError, EnvError, RLTrainingError, SpecMismatch

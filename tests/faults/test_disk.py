@@ -17,14 +17,14 @@ from helpers.contract import build, small_config
 from helpers.faults import Tried, final_state, setting
 from helpers.fork_server import ForkServer
 from rl_training.errors import CheckpointError, RLTrainingError
-from rl_training.experiment import checkpoint_files as files
+from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.checkpointing import (
     list_checkpoints,
     open_checkpoint,
     verify_checkpoint,
 )
 from rl_training.experiment.registry import algorithm_names
-from rl_training.experiment.state_tree import compare_states
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.replay import make_replay
 from rl_training.runtime.results import TrainResult

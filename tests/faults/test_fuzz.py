@@ -15,9 +15,9 @@ from helpers.contract import small_config
 from helpers.datasets import tiny_columns, write_columns
 from helpers.faults import leaves, setting
 from helpers.hostile_hdf5 import make, whole
-from rl_training.data.dataset_sources import load_transition_dataset
+from rl_training.data.datasets.sources import load_transition_dataset
 from rl_training.errors import RLTrainingError
-from rl_training.experiment.checkpoint_manifest import seal, unseal
+from rl_training.experiment.checkpoint.manifest import seal, unseal
 from rl_training.experiment.yaml_loader import parse_yaml
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent, resume_training

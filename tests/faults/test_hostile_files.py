@@ -50,7 +50,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Case], list[
 
 def write_good(base: Path) -> list[Path]:
     from helpers.datasets import columns_of, toy_data, write_columns
-    from rl_training.data.dataset_writers import save_dataset
+    from rl_training.data.datasets.writers import save_dataset
 
     data = toy_data(50)
     made = [write_columns(base / "good.npz", columns_of(data))]

@@ -20,16 +20,16 @@ import pytest
 from helpers.contract import small_config
 from helpers.faults import Tried, final_state, log_lines, setting
 from helpers.fork_server import ForkServer
+from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.registry import algorithm_names
 from rl_training.experiment.runs import create_run_folder
-from rl_training.experiment.state_tree import compare_states
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
 
 KILLS = setting("KILLS", 15)
 STEPS = setting("STEPS", 1500)
 SEED = setting("SEED", 0)
-FILES = "rl_training.experiment.checkpoint_files"
+FILES = "rl_training.experiment.checkpoint.files"
 RESTORE = "rl_training.runtime.saving:Saver.take_up"
 EVALUATE = "rl_training.runtime.evaluator:Evaluator._run_chunk"
 POINTS = {

@@ -16,7 +16,8 @@ from helpers.contract import small_config
 from helpers.faults import Tried
 from helpers.lost_writes import LossyDisk, lay_out
 from rl_training.errors import CheckpointError
-from rl_training.experiment import checkpoint_files as files
+from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.checkpointing import (
     open_checkpoint,
     prune_checkpoints,
@@ -24,7 +25,6 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import load_config
 from rl_training.experiment.runs import create_run_folder
-from rl_training.experiment.state_tree import compare_states
 from rl_training.runtime.saving import _write_best
 from test_checkpointing import Ring, save
 

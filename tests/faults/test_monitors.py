@@ -10,7 +10,7 @@ from helpers.contract import small_config
 from helpers.golden import stored
 from rl_training.experiment.registry import algorithm_names
 from rl_training.runtime.callbacks import Callback, TrainerState
-from rl_training.runtime.monitors import Monitors
+from rl_training.runtime.health.monitors import Monitors
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.train import train
 

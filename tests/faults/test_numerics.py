@@ -18,14 +18,14 @@ from helpers.datasets import columns_of, toy_data, write_columns
 from helpers.faults import Tried
 from rl_training.algorithms.optim import Adam, Optimizer
 from rl_training.algorithms.spec import Loop
-from rl_training.envs.backends import SyncEnvs
+from rl_training.envs.backends.kinds import SyncEnvs
 from rl_training.envs.probe import probe_env
 from rl_training.errors import DataError, EnvError, NonFiniteError, RLTrainingError
 from rl_training.experiment.checkpointing import list_checkpoints, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
-from rl_training.runtime.diagnostics import non_finite
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.health.diagnostics import non_finite
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
@@ -248,7 +248,7 @@ def test_a_signal_does_not_save_a_diverged_learner(tmp_path: Path) -> None:
 def test_a_full_disk_does_not_hide_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl_training.experiment import checkpoint_files as files
+    from rl_training.experiment.checkpoint import files as files
 
     original = files.write_file
 

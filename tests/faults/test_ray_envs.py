@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from helpers.tiny import learner_digest, run_cli, tiny_config, write_tiny
-from rl_training.envs import ray_envs
-from rl_training.envs.backends import Task
+from rl_training.envs.backends import ray_actors as ray_envs
+from rl_training.envs.backends.kinds import Task
+from rl_training.envs.backends.ray_actors import RayEnvs, _split
 from rl_training.envs.probe import probe_env
-from rl_training.envs.ray_envs import RayEnvs, _split
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.errors import EnvError
 from rl_training.runtime.train import train

@@ -11,16 +11,16 @@ import pytest
 from helpers.contract import small_config
 from helpers.faults import Tried, final_state
 from helpers.fork_server import ForkServer
+from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.checkpointing import list_checkpoints, verify_checkpoint
 from rl_training.experiment.registry import algorithm_names
-from rl_training.experiment.state_tree import compare_states
 from rl_training.runtime.train import train
 
 PHASES = {
     "stepping": ("rl_training.runtime.session:Session.tick", 2),
     "updating": ("rl_training.algorithms.optim:Adam.apply", 5),
-    "saving": ("rl_training.experiment.checkpoint_files:write_file", 6),
-    "publishing": ("rl_training.experiment.checkpoint_files:rename", 2),
+    "saving": ("rl_training.experiment.checkpoint.files:write_file", 6),
+    "publishing": ("rl_training.experiment.checkpoint.files:rename", 2),
     "evaluating": ("rl_training.runtime.evaluator:Evaluator._run_chunk", 1),
     "logging": ("rl_training.experiment.logging:MetricLogger.log", 1),
 }
@@ -84,7 +84,7 @@ def test_a_second_signal_ends_the_process_at_once(server: ForkServer, tmp_path: 
     )
     # Both came within one pass or the next, before or while it was saved: the default is back.
     assert life.code in (75, -signal.SIGTERM)
-    tick = "rl_training.experiment.checkpoint_files:write_file"
+    tick = "rl_training.experiment.checkpoint.files:write_file"
     config = config_of("dqn", tmp_path, "saving")
     life = server.run(
         tmp_path / "saving", config, die_at=tick, count=8, signal_number=signal.SIGTERM, twice=True

@@ -21,9 +21,9 @@ from helpers.contract import small_config
 from helpers.faults import Tried, final_state, leaves, setting
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.errors import RLTrainingError
+from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.checkpointing import LoadedCheckpoint, open_checkpoint
 from rl_training.experiment.registry import algorithm_names
-from rl_training.experiment.state_tree import compare_states
 from rl_training.runtime import workflows
 from rl_training.runtime.saving import Saver, usable
 from rl_training.runtime.train import train

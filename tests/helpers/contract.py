@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.tiny import SMALL_MODEL, SMALL_WORLD_MODEL
 from rl_training.algorithms.base import AnyLearner
-from rl_training.algorithms.demonstrated import Demonstrated
+from rl_training.algorithms.gail.demonstrations import Demonstrated
 from rl_training.algorithms.replay_config import SequenceSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch, SequenceBatch, TransitionBatch

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from helpers.tiny import ROOT
-from rl_training.data.dataset_random import random_dataset
-from rl_training.data.offline_dataset import OfflineDataset
+from rl_training.data.datasets.dataset import OfflineDataset
+from rl_training.data.datasets.random import random_dataset
 from rl_training.envs.spec import EnvSpec
 
 REAL_DATA = ROOT.parent / "shared" / "data"

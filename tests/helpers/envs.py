@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from rl_training.envs.games import Catch
+from rl_training.envs.tasks.games import Catch
 
 Obs = npt.NDArray[np.float32]
 StepResult = tuple[Any, Any, bool, bool, dict[str, Any]]

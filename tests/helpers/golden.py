@@ -16,7 +16,7 @@ import torch
 from helpers.contract import TASK, build, make_batch, small_settings
 from helpers.tiny import ROOT
 from rl_training.algorithms.base import AnyLearner
-from rl_training.algorithms.demonstrated import Demonstrated
+from rl_training.algorithms.gail.demonstrations import Demonstrated
 from rl_training.algorithms.imagining import Imagining
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.probe import probe_env

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from helpers.hostile_hdf5 import hdf5_files
-from rl_training.experiment.checkpoint_manifest import seal, unseal
-from rl_training.experiment.checkpoint_single import load_single_file, save_single_file
+from rl_training.experiment.checkpoint.manifest import seal, unseal
+from rl_training.experiment.checkpoint.single import load_single_file, save_single_file
 
 CANARY = "executed"
 OBS = "[0.1, 0.2, 0.3, 0.4]"

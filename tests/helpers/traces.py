@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import Any
 
 from rl_training.algorithms.base import AnyLearner
-from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.compiling import Request
-from rl_training.runtime.sources import count_of_phase, counted, example_arguments
-from rl_training.runtime.tracing import Source, owned_tensors, trace
+from rl_training.runtime.compile.cache import Request
+from rl_training.runtime.compile.programs import count_of_phase, counted, example_arguments
+from rl_training.runtime.compile.trace import Source, owned_tensors, trace
 
 
 def request_of(

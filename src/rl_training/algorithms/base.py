@@ -22,7 +22,7 @@ from rl_training.algorithms.results import StepOutput as StepOutput
 from rl_training.algorithms.results import UpdateResult as UpdateResult
 from rl_training.algorithms.schedules import learning_rate_factor
 from rl_training.data.batch import RolloutBatch, SequenceBatch, TransitionBatch
-from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.rng import Rng

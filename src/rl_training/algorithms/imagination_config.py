@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rl_training.algorithms.dynamics_config import DynamicsConfig
+from rl_training.algorithms.dynamics.config import DynamicsConfig
 from rl_training.validation import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 HorizonSchedule = Annotated[

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import Metrics, StepOutput, UpdateResult
-from rl_training.algorithms.dynamics_config import dynamics_network
-from rl_training.algorithms.dynamics_fit import DynamicsTrainer
-from rl_training.algorithms.dynamics_rollout import (
+from rl_training.algorithms.dynamics.config import dynamics_network
+from rl_training.algorithms.dynamics.fit import DynamicsTrainer
+from rl_training.algorithms.dynamics.rollout import (
     Imagined,
     ModelEnv,
     Penalty,

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from rl_training.algorithms.dynamics import mopo_model_loss
+from rl_training.algorithms.dynamics.loss import mopo_model_loss
 from rl_training.algorithms.imagination_config import HorizonSchedule, Times
 from rl_training.algorithms.imagining import (
     IMAGINING_METRICS,

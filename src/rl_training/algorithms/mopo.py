@@ -21,8 +21,8 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rl_training.algorithms.base import StepOutput
-from rl_training.algorithms.dynamics import mopo_model_loss
-from rl_training.algorithms.dynamics_rollout import Imagined, Penalty
+from rl_training.algorithms.dynamics.loss import mopo_model_loss
+from rl_training.algorithms.dynamics.rollout import Imagined, Penalty
 from rl_training.algorithms.imagination_config import Times
 from rl_training.algorithms.imagining import (
     IMAGINING_METRICS,

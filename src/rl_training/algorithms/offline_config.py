@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl_training.algorithms.config import AlgoConfig
-from rl_training.data.dataset_config import DatasetSettings
+from rl_training.data.datasets.config import DatasetSettings
 from rl_training.validation import PositiveInt
 
 

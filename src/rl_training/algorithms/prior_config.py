@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from rl_training.algorithms.replay_config import ReplayConfig
-from rl_training.data.dataset_config import DatasetSettings, DatasetStorage
+from rl_training.data.datasets.config import DatasetSettings, DatasetStorage
 from rl_training.validation import Fraction, NonNegativeInt
 
 BatchRatio = Fraction | Literal["union"]

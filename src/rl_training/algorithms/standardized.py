@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.normalizer import RunningNorm
-from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.replay.storage import ReplayBuffer
 
 
 class _Config(Protocol):

@@ -1,4 +1,7 @@
-"""The managed classes: `SAC(config).learn()` and its kin."""
+"""The managed classes, `SAC(config).learn()` and the others, as people call them from Python.
+
+They hold no logic of training: everything they do is a call into `runtime`.
+"""
 
 from __future__ import annotations
 

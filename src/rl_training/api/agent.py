@@ -16,9 +16,9 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import save_single_file
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.ope.estimate import Source, evaluate_offline
+from rl_training.ope.value import OfflineValue
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.offline_evaluation import Source, evaluate_offline
-from rl_training.runtime.offline_value import OfflineValue
 from rl_training.runtime.results import EvalResult, TrainResult
 from rl_training.runtime.train import choose_device, train
 from rl_training.runtime.workflows import LoadedAgent, evaluate_agent, load_agent
@@ -78,7 +78,7 @@ class Agent:
 
         Args:
             dataset: A dataset, a file or a Minari id, of the same task.
-            **options: What `rl_training.runtime.offline_evaluation.evaluate_offline` takes.
+            **options: What `rl_training.ope.estimate.evaluate_offline` takes.
         """
         return evaluate_offline(self._agent(), dataset, **options)
 

@@ -1,6 +1,6 @@
-"""The command `rl-training`.
+"""The command `rl-training`; torch and the algorithms are imported inside the commands.
 
-Importing this module must stay cheap: torch and the algorithms are imported inside the commands.
+Whatever a command does beyond reading options and printing belongs to a lower room.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from rl_training.data.offline_dataset import OfflineDataset
+    from rl_training.data.datasets.dataset import OfflineDataset
     from rl_training.envs.spec import EnvSpec
-    from rl_training.runtime.collecting import CollectPlan
     from rl_training.runtime.workflows import LoadedAgent
+    from rl_training.tools.collect import CollectPlan
 
 app = typer.Typer(
     name="data",
@@ -56,7 +56,7 @@ def inspect(
 ) -> None:
     """Show statistics, returns per episode as a histogram, and what was assumed."""
     from rl_training.cli.data_views import print_summary
-    from rl_training.data.dataset_summary import summarize
+    from rl_training.data.datasets.summary import summarize
 
     dataset = _load(source, kind, _spec(env), size=size, seed=seed)
     summary = summarize(dataset)
@@ -78,7 +78,7 @@ def check(
 ) -> None:
     """Look for faults and say what to do; exit code 1 if there are any."""
     from rl_training.cli.data_views import print_findings
-    from rl_training.data.dataset_check import as_record, check_dataset
+    from rl_training.data.datasets.check import as_record, check_dataset
 
     spec = _spec(env)
     dataset = _load(source, kind, spec, size=size, seed=seed, mark_ends=False)
@@ -136,7 +136,7 @@ def collect(
 ) -> None:
     """Gather a dataset from a checkpoint or a random policy."""
     from rl_training.errors import DataError
-    from rl_training.runtime.collecting import CollectPlan
+    from rl_training.tools.collect import CollectPlan
 
     format_ = _target_kind(target, to, force)
     if format_ != "minari":  # absolute: the task may change the working directory
@@ -205,7 +205,7 @@ def _load(
     mark_ends: bool = True,
     unpack_into: Path | None = None,
 ) -> OfflineDataset:
-    from rl_training.data.dataset_sources import kind_of_source, load_transition_dataset
+    from rl_training.data.datasets.sources import kind_of_source, load_transition_dataset
     from rl_training.errors import DataError
 
     if source is None and kind != "random":
@@ -228,8 +228,8 @@ def _load(
 
 def _target_kind(target: str, to: str | None, force: bool) -> str:
     """Return the format to write, before any work is done."""
-    from rl_training.data.dataset_minari import ID_FORM
-    from rl_training.data.dataset_sources import KINDS, SUFFIXES
+    from rl_training.data.datasets.minari import ID_FORM
+    from rl_training.data.datasets.sources import KINDS, SUFFIXES
     from rl_training.errors import DataError
     from rl_training.validation import suggest
 
@@ -259,8 +259,8 @@ def _write(
     algorithm: str | None = None,
 ) -> None:
     """Write a dataset and print `name=value` lines about it."""
-    from rl_training.data.dataset_minari import write_minari
-    from rl_training.data.dataset_writers import save_dataset
+    from rl_training.data.datasets.minari import write_minari
+    from rl_training.data.datasets.writers import save_dataset
 
     if kind == "minari":
         env = None
@@ -289,7 +289,7 @@ def _write(
 def _collected(plan: CollectPlan, agent: LoadedAgent | None) -> OfflineDataset:
     from rich.progress import Progress
 
-    from rl_training.runtime.collecting import collect_dataset
+    from rl_training.tools.collect import collect_dataset
 
     shown = Progress(console=err, transient=True) if err.is_terminal else nullcontext()
     with shown as progress:

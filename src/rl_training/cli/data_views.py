@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from rl_training.data.dataset_check import LISTED, Finding
-from rl_training.data.dataset_summary import DatasetSummary, Spread
+from rl_training.data.datasets.check import LISTED, Finding
+from rl_training.data.datasets.summary import DatasetSummary, Spread
 
 BINS = 12
 MOST_LINES = 12

@@ -32,8 +32,8 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write a checkpoint's deterministic policy for other programs, and prove it equal."""
-    from rl_training.runtime.exporting import FORMATS, describe, export_agent
     from rl_training.runtime.workflows import load_agent
+    from rl_training.tools.export import FORMATS, describe, export_agent
 
     agent = load_agent(checkpoint, device="cpu", best=best, warn=warn)
     target = output or Path(f"policy{FORMATS.get(format_, '')}")

@@ -76,7 +76,7 @@ def _devices() -> list[str]:
 def _acceleration() -> dict[str, Any]:
     """Find what compiled updates need: a C++ compiler, bf16 instructions, a place to keep them."""
     from rl_training.errors import RLTrainingError
-    from rl_training.runtime.compiling import cache_folder, has_bf16
+    from rl_training.runtime.compile.cache import cache_folder, has_bf16
 
     compilers = [os.environ.get("CXX"), "g++", "clang++", "c++"]
     found = [path for name in compilers if name and (path := shutil.which(name))]

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from rl_training.runtime.controls import ControlReport
+    from rl_training.tools.gail_control import ControlReport
 
 out = Console(soft_wrap=True, emoji=False)
 err = Console(stderr=True, emoji=False)
@@ -37,7 +37,7 @@ def gail_control(
     from rl_training.cli.commands import parse_seeds
     from rl_training.cli.display import display_for
     from rl_training.experiment.config import load_config
-    from rl_training.runtime.controls import run_controls
+    from rl_training.tools.gail_control import run_controls
 
     changes = {} if seeds is None else {"seeds": parse_seeds(seeds)}
     resolved = load_config(config, set_ or (), changes)

@@ -15,7 +15,7 @@ from rich.table import Table
 from rl_training.cli.data import err, out
 
 if TYPE_CHECKING:
-    from rl_training.runtime.offline_value import OfflineValue
+    from rl_training.ope.value import OfflineValue
 
 HELP = (
     "Estimate what policies are worth from recorded data, without an environment.\n\n"
@@ -105,7 +105,7 @@ def _ranked(
 ) -> tuple[OfflineValue, ...]:
     from rich.progress import Progress
 
-    from rl_training.runtime.offline_evaluation import rank_offline
+    from rl_training.ope.estimate import rank_offline
 
     shown = Progress(console=err, transient=True) if err.is_terminal else nullcontext()
     with shown as progress:

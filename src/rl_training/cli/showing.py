@@ -12,8 +12,8 @@ from rich.console import Console
 if TYPE_CHECKING:
     from rl_training.reporting.figures import Figure, Row
     from rl_training.reporting.gather import Task
-    from rl_training.runtime.filming import Shown
     from rl_training.runtime.workflows import LoadedAgent
+    from rl_training.tools.film import Shown
 
 out = Console(soft_wrap=True, emoji=False)
 err = Console(stderr=True, emoji=False)
@@ -90,7 +90,7 @@ def record(
     stochastic: StochasticOption = None,
 ) -> None:
     """Film a checkpoint's policy."""
-    from rl_training.runtime.filming import record_agent
+    from rl_training.tools.film import record_agent
 
     agent = _agent(checkpoint, best)
     target = output or _film_path(checkpoint, agent.step)
@@ -116,7 +116,7 @@ def watch(
     stochastic: StochasticOption = None,
 ) -> None:
     """Show a checkpoint's policy in a window."""
-    from rl_training.runtime.filming import watch_agent
+    from rl_training.tools.film import watch_agent
 
     shown = watch_agent(
         _agent(checkpoint, best),

@@ -1,13 +1,16 @@
-"""Batches, replay buffers, offline datasets and normalisers."""
+"""Batches, replay buffers, recorded datasets and the input normaliser.
+
+Nothing here knows an environment, a network or a loss.
+"""
 
 from rl_training.data.batch import RolloutBatch, TransitionBatch
-from rl_training.data.dataset_config import DatasetSettings, load_configured
-from rl_training.data.dataset_sources import load_transition_dataset
-from rl_training.data.frame_replay import FrameReplayBuffer, PrioritizedFrameReplayBuffer
-from rl_training.data.offline_dataset import OfflineDataset
-from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
-from rl_training.data.recurrent_replay import RecurrentReplayBuffer
-from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.datasets.config import DatasetSettings, load_configured
+from rl_training.data.datasets.dataset import OfflineDataset
+from rl_training.data.datasets.sources import load_transition_dataset
+from rl_training.data.replay.frames import FrameReplayBuffer, PrioritizedFrameReplayBuffer
+from rl_training.data.replay.prioritized import PrioritizedReplayBuffer
+from rl_training.data.replay.sequences import RecurrentReplayBuffer
+from rl_training.data.replay.storage import ReplayBuffer
 
 __all__ = [
     "DatasetSettings",

@@ -1,4 +1,7 @@
-"""Environments: factory, vectorisation over environments and seeds, exact snapshots."""
+"""Environments: the factory, stepping over environments and seeds, wrappers, exact snapshots.
+
+No learner and no buffer is known here.
+"""
 
 from rl_training.envs.factory import make_env
 from rl_training.envs.options import evaluation_kwargs

@@ -35,10 +35,10 @@ import numpy as np
 from gymnasium import spaces
 
 from rl_training.envs.atari import AtariFrames, AtariLives, AtariOptions, emulator_kwargs
-from rl_training.envs.games import register_games
 from rl_training.envs.named_modules import import_named
 from rl_training.envs.options import PixelOptions, WrapperOptions, is_atari, wrapper_options
 from rl_training.envs.spec import AnyEnv
+from rl_training.envs.tasks.games import register_games
 from rl_training.envs.wrappers import OneHotObservation, PixelObservation, RewardTransform
 from rl_training.errors import ConfigError, EnvError, MissingExtraError
 

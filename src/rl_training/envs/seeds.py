@@ -22,7 +22,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from rl_training.envs.backends import Backend, Mode, Task, make_backend
+from rl_training.envs.backends.kinds import Backend, Mode, Task, make_backend
 from rl_training.envs.options import learning_reward, with_task_reward
 from rl_training.envs.plain import State
 from rl_training.envs.probe import probe_env

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rl_training.envs.backends import Backend, Mode
+from rl_training.envs.backends.kinds import Backend, Mode
 from rl_training.envs.plain import State
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.snapshot import ResumeLevel

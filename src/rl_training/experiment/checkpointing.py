@@ -6,7 +6,7 @@ the disk; it is verified against sizes and digests before anything of it is retu
 no lock.  One process at a time may write to a run; the run's own lock sees to that.
 """
 
-from rl_training.experiment.checkpoint_catalog import (
+from rl_training.experiment.checkpoint.catalog import (
     ForeignCheckpoint,
     is_checkpoint,
     list_checkpoints,
@@ -15,17 +15,17 @@ from rl_training.experiment.checkpoint_catalog import (
     prune_checkpoints,
     resolve_checkpoint,
 )
-from rl_training.experiment.checkpoint_files import CheckpointEntry, FileRecord, checkpoints_dir
-from rl_training.experiment.checkpoint_load import (
+from rl_training.experiment.checkpoint.files import CheckpointEntry, FileRecord, checkpoints_dir
+from rl_training.experiment.checkpoint.load import (
     LoadedCheckpoint,
     load_checkpoint,
     restore_seed_segments,
     verify_checkpoint,
 )
-from rl_training.experiment.checkpoint_manifest import SCHEMA_VERSION, Manifest, read_manifest
-from rl_training.experiment.checkpoint_save import save_checkpoint
-from rl_training.experiment.checkpoint_segments import Segmented
-from rl_training.experiment.checkpoint_single import SingleFile, load_single_file, save_single_file
+from rl_training.experiment.checkpoint.manifest import SCHEMA_VERSION, Manifest, read_manifest
+from rl_training.experiment.checkpoint.save import save_checkpoint
+from rl_training.experiment.checkpoint.segments import Segmented
+from rl_training.experiment.checkpoint.single import SingleFile, load_single_file, save_single_file
 
 __all__ = [
     "SCHEMA_VERSION",

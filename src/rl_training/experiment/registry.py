@@ -1,7 +1,7 @@
 """Which algorithms there are, found by looking: modules of `algorithms/` that declare a `SPEC`.
 
-Names come from the file names, so listing them imports nothing; `get_algorithm_spec` imports one
-module.
+A method is `algorithms/<name>.py`, or `algorithms/<name>/learner.py` where it has its own room, so
+listing the names imports nothing; `get_algorithm_spec` imports one module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ _FOLDER = Path(__file__).resolve().parent.parent / "algorithms"
 @cache
 def algorithm_names() -> tuple[str, ...]:
     """Return the names of all algorithms, sorted, without importing them."""
-    return tuple(sorted(p.stem for p in _FOLDER.glob("*.py") if _declares_spec(p)))
+    return tuple(sorted(_sources()))
+
+
+@cache
+def _sources() -> dict[str, Path]:
+    """Map each algorithm to the file that declares it."""
+    files = {path.stem: path for path in _FOLDER.glob("*.py")}
+    rooms = {path.parent.name: path for path in _FOLDER.glob("*/learner.py")}
+    return {name: path for name, path in (files | rooms).items() if _declares_spec(path)}
 
 
 def _declares_spec(path: Path) -> bool:
@@ -59,8 +67,9 @@ def class_names() -> dict[str, str]:
 @cache
 def _class_name(name: str) -> str:
     """Read the learner's class name from the file: the class that `SPEC` names as its learner."""
-    tree = ast.parse((_FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+    path = _sources()[name]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "learner":
             return ast.unparse(node.value)
-    raise ConfigError(f"algorithms/{name}.py declares a SPEC without a learner")
+    raise ConfigError(f"{path.name} of {name} declares a SPEC without a learner")

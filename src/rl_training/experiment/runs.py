@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from rl_training._version import __version__
 from rl_training.errors import ConfigError, RLTrainingError
-from rl_training.experiment import checkpoint_files as files
+from rl_training.experiment.checkpoint import files as files
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.git_state import git_state
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rl_training.errors import MissingExtraError, RLTrainingError
-from rl_training.experiment.checkpoint_files import is_plain
+from rl_training.experiment.checkpoint.files import is_plain
 from rl_training.experiment.config import TrainConfig, flat_settings
 
 logger = logging.getLogger(__name__)

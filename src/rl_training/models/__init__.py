@@ -1,4 +1,7 @@
-"""Networks: stacked layers, heads, and the named compositions that algorithms are built with."""
+"""Networks: stacked layers, heads, encoders, and the compositions that algorithms are built with.
+
+No loss and no optimizer lives here.
+"""
 
 from rl_training.models.encoders import MLPEncoder, PixelEncoder, make_encoder
 from rl_training.models.mlp_actor_critic import ActorCriticModel, MLPActorCriticModel

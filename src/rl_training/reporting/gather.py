@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import ConfigError, DataError
-from rl_training.experiment.checkpoint_files import is_plain
+from rl_training.experiment.checkpoint.files import is_plain
 from rl_training.experiment.config import flat_settings
 from rl_training.experiment.grid import number_text
 from rl_training.experiment.logging import METRICS_FILE, number_in, read_metrics

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from rl_training._version import __version__
 from rl_training.errors import DataError, MissingExtraError
-from rl_training.experiment.checkpoint_files import open_regular
+from rl_training.experiment.checkpoint.files import open_regular
 from rl_training.experiment.statistics import LEVEL
 from rl_training.reporting.charts import NARROW, SMALL, WIDE, Line, line_chart, swatch
 from rl_training.reporting.figures import Figure, Row, curve, improvements, ranked, thin

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from rl_training.data.dataset_sources import load_transition_dataset
+from rl_training.data.datasets.sources import load_transition_dataset
 from rl_training.errors import RLTrainingError
 from rl_training.reporting.charts import COLORS, SMALL, Scale, short, ticks
 from rl_training.reporting.figures import Row

@@ -1,4 +1,7 @@
-"""Running things: loops, sessions, evaluation, callbacks, checkpoints in use."""
+"""A run in progress: loops, session, collection, evaluation, callbacks, resume.
+
+What a method computes is in `algorithms`, what is on disk in `experiment`.
+"""
 
 from rl_training.algorithms.schedules import learning_rate_factor, linear
 from rl_training.runtime.callbacks import Callback, TrainerState

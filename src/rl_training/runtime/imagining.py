@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner
-from rl_training.algorithms.dynamics import buffer_rows
-from rl_training.algorithms.dynamics_rollout import Imagined, TransitionFunction
+from rl_training.algorithms.dynamics.loss import buffer_rows
+from rl_training.algorithms.dynamics.rollout import Imagined, TransitionFunction
 from rl_training.algorithms.imagining import Imagining, Rules, rows_that_count
-from rl_training.data.dataset_buffer import DatasetBuffer
-from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.synthetic_buffer import SyntheticBuffer
-from rl_training.envs.rewards import reward_for
+from rl_training.data.replay.dataset import DatasetBuffer
+from rl_training.data.replay.storage import ReplayBuffer
+from rl_training.data.replay.synthetic import SyntheticBuffer
 from rl_training.envs.spec import EnvSpec
-from rl_training.envs.terminations import termination_for
+from rl_training.envs.tasks.rewards import reward_for
+from rl_training.envs.tasks.terminations import termination_for
 from rl_training.errors import ConfigError
 from rl_training.models.dynamics import take_rows
-from rl_training.runtime.accelerate import ReplayRunner
-from rl_training.runtime.model_health import fit_health, per_seed, rollout_health
+from rl_training.runtime.compile.runner import ReplayRunner
+from rl_training.runtime.health.dynamics import fit_health, per_seed, rollout_health
 from rl_training.runtime.model_runner import ModelRunner
 from rl_training.runtime.replay import require_free
 from rl_training.runtime.session import Session

@@ -16,20 +16,20 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
-from rl_training.algorithms.demonstrated import Demonstrated
+from rl_training.algorithms.gail.demonstrations import Demonstrated
 from rl_training.algorithms.online_config import replay_settings
 from rl_training.algorithms.replay_config import ReplaySettings
 from rl_training.algorithms.spec import Loop
 from rl_training.data.batch import RolloutBatch
 from rl_training.envs.seeds import SeedVectorEnv
-from rl_training.runtime.accelerate import ReplayRunner, RolloutRunner
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.compile.runner import ReplayRunner, RolloutRunner
+from rl_training.runtime.health.world_model import WorldModelHealth
 from rl_training.runtime.imagining import Imagination, parts_of
 from rl_training.runtime.prior import BLOCK, pretrain, pretrain_updates, prior_counts, see_prior
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
-from rl_training.runtime.world_model_health import WorldModelHealth
 
 
 def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -> TrainResult:

@@ -12,16 +12,16 @@ from typing import Any
 
 from torch import Tensor
 
-from rl_training.algorithms.dynamics_fit import DynamicsTrainer
+from rl_training.algorithms.dynamics.fit import DynamicsTrainer
 from rl_training.algorithms.imagining import Imagining
-from rl_training.runtime.accelerate import EAGER_SECONDS, ReplayRunner, seconds_on_cpu
-from rl_training.runtime.capturing import CapturedCall
-from rl_training.runtime.sources import (
+from rl_training.runtime.compile.cuda_graph import CapturedCall
+from rl_training.runtime.compile.programs import (
     MASKED_MODEL_STEP,
     MODEL_STEP,
     model_batch_shape,
     model_sources,
 )
+from rl_training.runtime.compile.runner import EAGER_SECONDS, ReplayRunner, seconds_on_cpu
 
 
 class ModelRunner:

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from rl_training.algorithms.base import AnyLearner
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError, SpecMismatch
+from rl_training.experiment.checkpoint.tree import digest_state
 from rl_training.experiment.checkpointing import LoadedCheckpoint, open_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.state_tree import digest_state
 from rl_training.runtime.groups import group_folders, load_group
 from rl_training.runtime.headers import checked
 from rl_training.runtime.saving import rewards_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.prior_config import PriorDataConfig
-from rl_training.data.mixed_replay import WithPrior
-from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.runtime.accelerate import ReplayRunner
+from rl_training.data.replay.prior import WithPrior
+from rl_training.data.replay.storage import ReplayBuffer
+from rl_training.runtime.compile.runner import ReplayRunner
 from rl_training.runtime.session import Session
 
 BLOCK = 32

@@ -13,22 +13,22 @@ from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.prior_config import PriorDataConfig
 from rl_training.algorithms.replay_config import ReplayConfig, ReplaySettings, SequenceSettings
-from rl_training.data.dataset_blocks import COLUMNS, RowSource
-from rl_training.data.dataset_buffer import DatasetBuffer
-from rl_training.data.dataset_config import DatasetStorage, open_configured
-from rl_training.data.dataset_sources import CONVERT
-from rl_training.data.dataset_view import DatasetView
-from rl_training.data.expert_config import ExpertSettings, load_expert
-from rl_training.data.frame_replay import FrameReplayBuffer, PrioritizedFrameReplayBuffer
-from rl_training.data.mapped_buffer import MappedBuffer
-from rl_training.data.mixed_replay import (
+from rl_training.data.datasets.blocks import COLUMNS, RowSource
+from rl_training.data.datasets.config import DatasetStorage, open_configured
+from rl_training.data.datasets.expert_config import ExpertSettings, load_expert
+from rl_training.data.datasets.sources import CONVERT
+from rl_training.data.datasets.view import DatasetView
+from rl_training.data.replay.dataset import DatasetBuffer
+from rl_training.data.replay.frames import FrameReplayBuffer, PrioritizedFrameReplayBuffer
+from rl_training.data.replay.mapped import MappedBuffer
+from rl_training.data.replay.prior import (
     MixedPrioritizedReplayBuffer,
     MixedReplayBuffer,
     UnionReplayBuffer,
 )
-from rl_training.data.prioritized_replay import PrioritizedReplayBuffer
-from rl_training.data.recurrent_replay import SHARE_OF_STARTS, RecurrentReplayBuffer
-from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.replay.prioritized import PrioritizedReplayBuffer
+from rl_training.data.replay.sequences import SHARE_OF_STARTS, RecurrentReplayBuffer
+from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 

@@ -15,7 +15,8 @@ import torch
 
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError, NonFiniteError, RLTrainingError
-from rl_training.experiment import checkpoint_files as files
+from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint.tree import slice_seed, stack_seeds
 from rl_training.experiment.checkpointing import (
     LoadedCheckpoint,
     list_checkpoints,
@@ -25,8 +26,7 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import mark_saved, run_id
-from rl_training.experiment.state_tree import slice_seed, stack_seeds
-from rl_training.runtime.diagnostics import non_finite, tensors_in
+from rl_training.runtime.health.diagnostics import non_finite, tensors_in
 from rl_training.state import require_same_keys
 
 BEST_FILE = "best.json"

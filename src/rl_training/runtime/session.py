@@ -21,13 +21,13 @@ from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricLogger, open_loggers
 from rl_training.experiment.runs import member_folders
-from rl_training.runtime.accelerate import Accelerator
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.clock import Clock
-from rl_training.runtime.diagnostics import require_finite_metrics
+from rl_training.runtime.compile.runner import Accelerator
 from rl_training.runtime.early_stopping import StopRule
 from rl_training.runtime.evaluator import Evaluator
-from rl_training.runtime.monitors import Monitors, largest_reward
+from rl_training.runtime.health.diagnostics import require_finite_metrics
+from rl_training.runtime.health.monitors import Monitors, largest_reward
 from rl_training.runtime.origin import Origin
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.results import TrainingInterrupted, TrainResult, summarize_returns

@@ -14,8 +14,8 @@ from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError, ConfigError, SpecMismatch
-from rl_training.experiment.checkpoint_tensors import MAX_TENSORS
-from rl_training.runtime.diagnostics import tensors_in
+from rl_training.experiment.checkpoint.tensors import MAX_TENSORS
+from rl_training.runtime.health.diagnostics import tensors_in
 from rl_training.runtime.replay import require_free
 from rl_training.runtime.saving import usable
 

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from rl_training.errors import DataError, RLTrainingError
-from rl_training.experiment.checkpoint_files import is_plain
+from rl_training.experiment.checkpoint.files import is_plain
 from rl_training.experiment.grid import Member, point_text
 from rl_training.experiment.logging import number_in, read_metrics
 from rl_training.experiment.statistics import (

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner
 from rl_training.experiment.config import MAX_THREADS
-from rl_training.runtime.compiling import CompileError, cache_folder, processor
+from rl_training.runtime.compile.cache import CompileError, cache_folder, processor
 
 GAIN = 1.2
 """How much faster more threads must be to be chosen."""

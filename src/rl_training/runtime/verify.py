@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_training.errors import ConfigError
+from rl_training.experiment.checkpoint.tree import Difference, compare_states, digest_state
 from rl_training.experiment.checkpointing import load_checkpoint, read_manifest
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.state_tree import Difference, compare_states, digest_state
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
 

@@ -1,1 +1,4 @@
-"""Many runs: sweeps over settings and seeds, and tuning, here or on a cluster."""
+"""Many runs: sweeps over settings and seeds, and tuning, on one machine or a cluster.
+
+A single run is `runtime`'s; nothing here looks inside one.
+"""

@@ -1,0 +1,250 @@
+"""Dreamer (Hafner et al., 2023, arXiv:2301.04104; with the latents of the first, 1912.01603).
+
+A recurrent state-space model learns to predict observations, rewards and ends of episodes from
+sequences of experience.  Policy and value learn in imagined continuations of every state that was
+seen.
+Shapes: S seeds, B sequences, T steps, N = B T starts, H horizon, A action, F features, K bins.
+
+Deviations: a plain GRU with RMS normalisation, not one in blocks; Adam with adaptive clipping and a
+    step size per network, not one LaProp; the continue head predicts 1 - terminated and the
+    discount is a factor beside it; sequences begin with an unknown past, not with stored latents,
+    and are drawn uniformly, without a queue of the newest; images are compared without a squashed
+    output.  Evaluation takes the policy's most likely action.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.algorithms.base import StepOutput, frozen_copy, polyak_update
+from rl_training.algorithms.dreamer.acting import ActsFromBelief, encode_action
+from rl_training.algorithms.dreamer.config import DreamerConfig
+from rl_training.algorithms.dreamer.imagination import Dream, imagine
+from rl_training.algorithms.dreamer.losses import (
+    PercentileRange,
+    actor_loss,
+    continue_loss,
+    kl_terms,
+    lambda_return,
+    path_weights,
+)
+from rl_training.algorithms.losses import add_weighted
+from rl_training.algorithms.optim import Adam, minimize_together, seed_view
+from rl_training.algorithms.schedules import learning_rate_factor
+from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.data.batch import SequenceBatch
+from rl_training.envs.spec import EnvSpec
+from rl_training.models.dreamer import DreamerActor, DreamerCritic, WorldModel
+from rl_training.models.rssm import RSSMSequence
+from rl_training.rng import Rng
+from rl_training.state import Scalar
+
+
+class Dreamer(ActsFromBelief):
+    """A world model, and an actor-critic that learns inside it."""
+
+    config_class: ClassVar[type[DreamerConfig]] = DreamerConfig
+    config: DreamerConfig
+    critic: DreamerCritic
+
+    def setup(self) -> None:
+        """Create optimizers, the averaged critic and the range of returns."""
+        config = self.config
+
+        def adam(network: nn.Module, rate: str, eps: float) -> Adam:
+            return Adam(
+                network.parameters(),
+                self.rate(rate),
+                eps=eps,
+                adaptive_clip=config.adaptive_clip,
+                warmup=config.warmup_updates,
+            )
+
+        behaviour = config.behaviour_adam_epsilon
+        self.world_model_optimizer = adam(
+            self.world_model, "world_model_learning_rate", config.adam_epsilon
+        )
+        self.actor_optimizer = adam(self.actor, "actor_learning_rate", behaviour)
+        self.critic_optimizer = adam(self.critic, "critic_learning_rate", behaviour)
+        self.target_critic = frozen_copy(self.critic)
+        self.return_range = PercentileRange(
+            self.num_seeds, self.device, rate=config.return_range_rate
+        )
+        self.entropy_factor = Scalar(1.0, self.device)
+
+    def set_progress(self, progress: float) -> None:
+        """Move every schedule, that of the entropy too."""
+        super().set_progress(progress)
+        schedule = self.config.entropy_coef_schedule
+        self.entropy_factor.set(learning_rate_factor(schedule, self.progress))
+
+    def step(self, batch: SequenceBatch) -> StepOutput:
+        """Take one gradient step of all networks."""
+        action = encode_action(batch.action, self.actor)
+        seen = self.world_model.observe(batch.obs, action, batch.is_first, self.rng)
+        model_loss, metrics = self.model_loss(batch, seen)
+        dream = imagine(
+            self.world_model,
+            self.actor,
+            seen.state.detach(),
+            batch.terminated,
+            horizon=self.config.imagination_horizon,
+            rng=self.rng,
+        )
+        policy_loss, value_loss, returns, found = self.behaviour_losses(dream)
+        replay_loss, replay_return = self.replay_value_loss(batch, seen.state.features, returns)
+        loss = add_weighted(model_loss, replay_loss, self.config.replay_value_scale)
+        minimize_together(
+            loss + policy_loss + value_loss,
+            (self.world_model_optimizer, self.actor_optimizer, self.critic_optimizer),
+        )
+        rate = self.config.target_critic_rate
+        polyak_update(list(self.target_critic.parameters()), list(self.critic.parameters()), rate)
+        metrics |= found | {
+            "replay_value_loss": replay_loss.detach(),
+            "replay_return": replay_return,
+        }
+        return StepOutput(metrics)
+
+    def model_loss(
+        self, batch: SequenceBatch, seen: RSSMSequence
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of the world model `[S]`, and what it is made of.
+
+        Squared error of pixels or symlogs, cross-entropies of reward and end, and the two halves of
+        the divergence between posterior and prior.
+        """
+        model, config = self.world_model, self.config
+        features = seen.state.features.flatten(1, 2)  # [S, N, F]
+        obs = model.decoder.loss(model.decoder(features), batch.obs.flatten(1, 2)).mean(1)
+        logits = model.reward_head(features)
+        reward = model.reward_bins.loss(logits, batch.reward.flatten(1)).mean(1)
+        ends = model.continue_head(features).squeeze(-1)
+        goes_on = continue_loss(ends, batch.terminated.flatten(1)).mean(1)
+        kl = model.rssm.latent.kl
+        dynamics, representation = (
+            term.mean((1, 2)) for term in kl_terms(kl, seen.posterior, seen.prior, config.free_nats)
+        )
+        loss = obs + reward + goes_on
+        loss = add_weighted(loss, dynamics, config.dynamics_scale)
+        loss = add_weighted(loss, representation, config.representation_scale)
+        with torch.no_grad():
+            divergence = kl(seen.posterior, seen.prior).mean((1, 2))
+        found = {"model_loss": loss, "obs_loss": obs, "reward_loss": reward}
+        found |= {"continue_loss": goes_on, "kl": divergence, "dynamics_loss": dynamics}
+        found["representation_loss"] = representation
+        return loss, {name: value.detach() for name, value in found.items()}
+
+    def behaviour_losses(self, dream: Dream) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """Losses of policy and value `[S]`, returns of the starts `[S, N]`, and metrics."""
+        config = self.config
+        features = dream.features[:, :, :-1].flatten(1, 2)
+        logits = self.critic(features)  # [S, N H, K]
+        with torch.no_grad():
+            last = self.critic.value(dream.features[:, :, -1]).unsqueeze(-1)
+            here = self.critic.bins.mean(logits).view(*last.shape[:2], -1)
+            value = torch.cat((here, last), -1)  # [S, N, H + 1]
+            discount = config.gamma * dream.continues
+            returns = lambda_return(dream.reward, discount, value, config.return_lambda)
+            weight = path_weights(dream.continues, config.gamma)[..., :-1].flatten(1)
+            self.return_range.update(returns.flatten(1))
+            advantage = (returns - here) / seed_view(self.return_range.scale(), 3)
+        log_prob, entropy = self.actor.log_prob_entropy(features, dream.action.flatten(1, 2))
+        bonus = self.setting("entropy_coef", ndim=2) * self.entropy_factor.tensor
+        policy = (weight * actor_loss(log_prob, entropy, advantage.flatten(1), bonus)).mean(1)
+        critic = (weight * self._value_loss(logits, features, returns.flatten(1))).mean(1)
+        found = {
+            "actor_loss": policy,
+            "critic_loss": critic,
+            "entropy": entropy.mean(1),
+            "value_mean": here.mean((1, 2)),
+            "imagined_return": returns[:, :, 0].mean(1),
+            "return_range": self.return_range.scale(),
+        }
+        return policy, critic, returns[:, :, 0], {n: v.detach() for n, v in found.items()}
+
+    def replay_value_loss(
+        self, batch: SequenceBatch, features: Tensor, boot: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Critic loss on returns with real rewards, bootstrapped by imagined ones; and their mean.
+
+        Its gradient reaches the states, so that they hold what the value needs.
+
+        Args:
+            batch: The sequences.
+            features: Of their states, `[S, B, T, F]`.
+            boot: Imagined returns from these, `[S, N]`.
+        """
+        boot = boot.view(batch.reward.shape)
+        discount = self.config.gamma * (1 - batch.terminated.to(boot.dtype))
+        follows = 1 - batch.is_first.to(boot.dtype)
+        # A state whose successor belongs to another past is the last: returns stop there.
+        trace = torch.cat((follows[..., 1:], torch.zeros_like(follows[..., :1])), -1)
+        trace = trace * self.config.return_lambda
+        returns = lambda_return(batch.reward, discount, boot, trace).flatten(1)  # [S, B (T - 1)]
+        weight = follows[..., 1:].flatten(1)
+        known = features[:, :, :-1].flatten(1, 2)
+        loss = (weight * self._value_loss(self.critic(known), known, returns)).mean(1)
+        mean = (weight * returns).sum(1) / weight.sum(1).clamp(min=1)
+        return loss, mean
+
+    def _value_loss(self, logits: Tensor, features: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy to returns, and to what the averaged critic predicts, `[S, R]`."""
+        bins = self.critic.bins
+        with torch.no_grad():
+            slow = bins.mean(self.target_critic(features))
+        pull = self.config.target_critic_scale * bins.loss(logits, slow)
+        return bins.loss(logits, target) + pull
+
+
+def dreamer_networks(env: EnvSpec, config: DreamerConfig, rng: Rng) -> dict[str, nn.Module]:
+    """Build the networks for a task."""
+    size = config.widths()
+    model = WorldModel(
+        env.obs_shape,
+        env.action_dim,
+        size,
+        obs_scale=1 / 255 if env.obs_dtype == "uint8" else 1.0,
+        latents=config.latents,
+        num_bins=config.num_bins,
+        rng=rng,
+    )
+    discrete = env.action_kind == "discrete"
+    return {
+        "world_model": model,
+        "actor": DreamerActor(model.feature_dim, env.action_dim, size, discrete=discrete, rng=rng),
+        "critic": DreamerCritic(model.feature_dim, size, num_bins=config.num_bins, rng=rng),
+    }
+
+
+SPEC = AlgorithmSpec(
+    name="dreamer",
+    title="Dreamer",
+    paper="arXiv:2301.04104",
+    summary="world model; actor-critic in imagination; images and vectors, all actions",
+    learner=Dreamer,
+    networks=dreamer_networks,
+    loop=Loop.OFF_POLICY,
+    action_kinds=("discrete", "continuous"),
+    obs_ndims=(1, 3),
+    metrics={
+        "model_loss": "whole loss of the world model",
+        "obs_loss": "squared error of predicted observations, summed over an observation",
+        "reward_loss": "cross-entropy of the reward",
+        "continue_loss": "cross-entropy of the end of episodes",
+        "kl": "divergence of posterior and prior in nats",
+        "dynamics_loss": "the same with free nats, which teaches the prior",
+        "representation_loss": "the same with free nats, which teaches the posterior",
+        "actor_loss": "REINFORCE with entropy bonus, in imagination",
+        "critic_loss": "cross-entropy to imagined returns and to the averaged critic",
+        "replay_value_loss": "the same for returns with real rewards",
+        "entropy": "policy entropy in imagination",
+        "value_mean": "mean value of imagined states",
+        "imagined_return": "mean imagined return of states from the replay",
+        "replay_return": "mean return of the same states with real rewards",
+        "return_range": "distance of the 5th and the 95th percentile of returns, at least 1",
+    },
+)

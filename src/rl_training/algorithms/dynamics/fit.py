@@ -1,0 +1,291 @@
+"""Fitting the dynamics ensemble: hold-out split, snapshots, early stop, elites.
+
+As in the authors' code of MBPO (Janner et al., 2019, arXiv:1906.08253) and MOPO (Yu et al., 2020,
+arXiv:2005.13239); the loss stands in `dynamics.py`.
+
+Shapes: S seeds, M members, B batch, W columns, N rows, n rows to fit on, H rows held out.
+
+Deviations: the last batch of an epoch is filled up from the epoch's beginning, so that all batches
+have one shape; Adam's moments live on from one fit to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.base import Metrics, UpdateResult
+from rl_training.algorithms.dynamics.config import DynamicsConfig
+from rl_training.algorithms.dynamics.loss import batch_rows, fit_statistics, mopo_model_loss
+from rl_training.algorithms.optim import Adam, TensorList
+from rl_training.data.batch import TransitionBatch
+from rl_training.errors import ConfigError, DataError
+from rl_training.models.dynamics import take_rows
+from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
+from rl_training.rng import Rng
+from rl_training.state import Counter, Stateful
+
+_FIT, _EPOCH = 1 << 32, 16
+"""Numbered draws between two fits and between two epochs."""
+_WORST = torch.finfo(torch.float32).max
+"""An error before the first; infinity would be taken for divergence when a run is saved."""
+
+
+class DynamicsTrainer(Stateful):
+    """Fits an ensemble; its state is everything but the weights, which are the model's own.
+
+    `fit` may be cut between two epochs: with the state restored, the next `fit` on the same rows
+    goes on where the last one was.  A seed draws by (fit, epoch), so it does the same alone or in
+    a group whose other seeds take longer.
+    """
+
+    def __init__(
+        self,
+        model: MLPMOPOEnsembleModel,
+        config: DynamicsConfig,
+        seeds: Sequence[int] = (0,),
+        *,
+        adam_epsilon: float = 1e-8,
+    ) -> None:
+        """Create the optimizer and an empty record.
+
+        Args:
+            model: The ensemble.
+            config: How it is fitted.
+            seeds: One per seed of the model.
+            adam_epsilon: See `AlgoConfig`.
+
+        Raises:
+            ConfigError: When the number of seeds is not the model's.
+        """
+        if len(seeds) != model.num_seeds:
+            raise ConfigError(
+                f"the dynamics ensemble was built for {model.num_seeds} seeds, got {len(seeds)}: "
+                f"{list(seeds)}; give as many as its rng had"
+            )
+        # In a tuple, which `Stateful` does not enter: the learner saves the model once.
+        self._models = (model,)
+        self.config = config
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = Adam(
+            parameters,
+            config.model_learning_rate,
+            eps=adam_epsilon,
+            weight_decay=model.decays(),
+            count_per_seed=True,
+        )
+        device = parameters[0].device
+        self.rng = Rng(seeds, "dynamics", device)
+        self.best = TensorList([p.detach().clone() for p in parameters])
+        lead = (model.num_seeds, model.num_ensembles)
+        self.best_error = torch.full(lead, _WORST, device=device)
+        """Hold-out error of each member's snapshot `[S, M]`; after a fit, of the member."""
+        self.stale = torch.zeros(model.num_seeds, dtype=torch.int64, device=device)
+        self.active = torch.ones(model.num_seeds, dtype=torch.bool, device=device)
+        """Seeds whose fit goes on."""
+        self.epochs = torch.zeros(model.num_seeds, dtype=torch.int64, device=device)
+        """Epochs of the latest fit, per seed."""
+        self.num_fits, self.epoch = Counter(), Counter()
+        self.run_step: Callable[[Tensor, Tensor | None], dict[str, Tensor]] = self.step
+        """How a gradient step is taken; a compiled form may stand here."""
+
+    @property
+    def model(self) -> MLPMOPOEnsembleModel:
+        """The ensemble."""
+        return self._models[0]
+
+    # A fixed number of updates
+
+    def update(
+        self, batch: TransitionBatch | Mapping[str, Tensor], *, per_member: bool = False
+    ) -> UpdateResult:
+        """Take one gradient step on a batch `[S, B, ...]`, or `[B, ...]` for one seed.
+
+        Args:
+            batch: Transitions, or a mapping with `obs, actions, rewards, next_obs, dones`.
+            per_member: Deal the rows out, so that each member learns from B / M of its own; all
+                learn from all of them otherwise.
+        """
+        if not isinstance(batch, TransitionBatch):
+            seeds = self.model.num_seeds
+            batch = TransitionBatch.from_mapping(batch, gamma=1.0, num_seeds=seeds)
+        rows = batch_rows(batch)
+        members = self.model.num_ensembles if per_member else 1
+        share = rows.shape[1] // members
+        if share == 0:
+            raise DataError(
+                f"a batch of {rows.shape[1]} rows cannot be dealt out to {members} members; draw "
+                "num_ensembles * model_batch_size rows"
+            )
+        dealt = rows[:, : members * share].view(rows.shape[0], members, share, -1)
+        return UpdateResult(metrics=Metrics(self.run_step(dealt, None)))
+
+    def step(self, rows: Tensor, active: Tensor | None = None) -> dict[str, Tensor]:
+        """Take one gradient step on `[S, 1 or M, B, W]`, for the seeds that are `active` `[S]`.
+
+        Tensor operations only, so that it can be compiled.
+        """
+        metrics = mopo_model_loss(self.model, rows)
+        self.optimizer.minimize(metrics["mopo_model_loss"], active)
+        return {name: value.detach() for name, value in metrics.items()}
+
+    def fit_statistics(self, rows: Tensor, index: Tensor | None = None) -> None:
+        """Standardise inputs by mean and deviation of `rows` `[S or 1, N, W]`, or some of them.
+
+        Args:
+            rows: The table.
+            index: Rows of each seed `[S, n]`.
+        """
+        fit_statistics(self.model, rows, index)
+
+    # Fitting until the hold-out error stays
+
+    def fit(
+        self,
+        rows: Tensor,
+        on_epoch: Callable[[DynamicsTrainer], None] | None = None,
+        updates: int | None = None,
+    ) -> dict[str, Tensor]:
+        """Fit all members until no hold-out error gets better; reads one number back per epoch.
+
+        Args:
+            rows: The table `[S, N, W]`, or `[1, N, W]` for all seeds.
+            on_epoch: Called after each epoch but the last, for instance to save.
+            updates: Take so many gradient steps instead, whatever the hold-out error does; the last
+                epoch is cut short.
+
+        Returns:
+            `holdout_error [S, M]`, `epochs [S]`, the rows that were `held_out` `[S, H]`, and the
+            metrics of the last gradient step `[S]`.
+
+        Raises:
+            DataError: When the rows are too few to hold some out, or are of another width.
+        """
+        held_out, kept = self._split(rows)
+        if self.epoch.value == 0:
+            self._begin(rows, kept)
+        metrics: dict[str, Tensor] = {}
+        while (running := int(self.active.sum())) > 0:
+            if self.epoch.value and on_epoch is not None:
+                on_epoch(self)
+            # All active is the common case, and a mask costs three copies of the parameters.
+            mask = None if running == self.model.num_seeds else self.active
+            done = self.epoch.value * self.epoch_steps(rows)
+            metrics = self._run_epoch(rows, kept, mask, None if updates is None else updates - done)
+            self._note(self.holdout_errors(rows, held_out))
+            if updates is not None:
+                self.active.fill_(done + self.epoch_steps(rows) < updates)
+        self._finish()
+        found = {"holdout_error": self.best_error, "epochs": self.epochs, "held_out": held_out}
+        return found | metrics
+
+    def epoch_steps(self, rows: Tensor) -> int:
+        """Return the gradient steps of one epoch on the table `rows`."""
+        count = rows.shape[1]
+        return -(-(count - self._num_held_out(count)) // self.config.model_batch_size)
+
+    def require_rows(self, count: int) -> None:
+        """Refuse fewer transitions than can be split.
+
+        Raises:
+            DataError: Saying how many it takes.
+        """
+        ratio = self.config.model_holdout_ratio
+        if self._num_held_out(count) < 1:
+            raise DataError(
+                f"the dynamics ensemble cannot be fitted to {count} transitions: "
+                f"model_holdout_ratio = {ratio} of them must be at least one; "
+                f"give {int(-(-1 // ratio))} or more, or raise model_holdout_ratio"
+            )
+
+    def _num_held_out(self, count: int) -> int:
+        share = int(count * self.config.model_holdout_ratio)
+        return min(share, self.config.model_holdout_max)
+
+    def _split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Row numbers `[S, H]` to hold out and `[S, n]` to fit on, the same for a whole fit."""
+        count = rows.shape[1]
+        width = 2 * self.model.obs_dim + self.model.action_dim + 2
+        if rows.shape[2] != width or rows.shape[0] not in (1, self.model.num_seeds):
+            raise DataError(
+                f"the table of transitions is {tuple(rows.shape)}, the dynamics ensemble takes "
+                f"[{self.model.num_seeds} or 1, N, {width}]; make it with model_rows"
+            )
+        self.require_rows(count)
+        held = self._num_held_out(count)
+        self.rng.seek(self.num_fits.value * _FIT)
+        order = self.rng.permutation(count)
+        return order[:, :held], order[:, held:]
+
+    @torch.no_grad()
+    def _begin(self, rows: Tensor, kept: Tensor) -> None:
+        self.fit_statistics(rows, kept)
+        for kept_tensor, now in zip(self.best.tensors, self.optimizer.parameters, strict=True):
+            kept_tensor.copy_(now)
+        self.best_error.fill_(_WORST)
+        self.stale.zero_()
+        self.epochs.zero_()
+        self.active.fill_(True)
+
+    def _run_epoch(
+        self, rows: Tensor, kept: Tensor, mask: Tensor | None, most: int | None
+    ) -> dict[str, Tensor]:
+        """Take the gradient steps of one epoch, or the first few of them."""
+        size, total = self.config.model_batch_size, kept.shape[1]
+        steps = self.epoch_steps(rows)
+        index = self._epoch_order(total)  # [S, M, n]
+        fill = index.repeat(1, 1, -(-size * steps // total))[..., : size * steps]
+        chosen = take_rows(kept.unsqueeze(-1), fill.flatten(1)).view_as(fill)
+        table, shift = rows.flatten(0, 1), rows.shape[1] if rows.shape[0] > 1 else 0
+        first = torch.arange(chosen.shape[0], device=rows.device).view(-1, 1, 1) * shift
+        metrics: dict[str, Tensor] = {}
+        for part in torch.split(chosen + first, size, 2)[:most]:
+            batch = table.index_select(0, part.flatten()).view(*part.shape, -1)
+            metrics = self.run_step(batch, mask)
+        return metrics
+
+    def _epoch_order(self, total: int) -> Tensor:
+        """In which order each member sees the rows in this epoch, `[S, M, n]`."""
+        members, start = self.model.num_ensembles, self.num_fits.value * _FIT
+        self.rng.seek(start + (self.epoch.value + 1) * _EPOCH)
+        order = self.rng.permutation(total, members)
+        if self.config.model_bootstrap == "shuffle":
+            return order
+        self.rng.seek(start + 1)  # the same draw in every epoch of a fit
+        return self.rng.integers(total, members, total).gather(2, order)
+
+    @torch.no_grad()
+    def holdout_errors(self, rows: Tensor, index: Tensor) -> Tensor:
+        """Mean squared error of every member `[S, M]` on rows `index` `[S, H]` of the table."""
+        size = self.model.obs_dim + self.model.action_dim
+        held = take_rows(rows.expand(index.shape[0], -1, -1), index).unsqueeze(1)
+        mean = self.model.members()(held[..., :size]).mean
+        return (mean - held[..., size:-1]).square().mean((2, 3))
+
+    @torch.no_grad()
+    def _note(self, error: Tensor) -> None:
+        """Keep the members that got better, and stop seeds in which none did for long enough."""
+        config = self.config
+        # A seed that rests keeps weights and error, so nothing of it can get better.
+        better = error < self.best_error * (1 - config.model_min_improvement)  # [S, M]
+        self.best_error.copy_(torch.where(better, error, self.best_error))
+        for kept, now in zip(self.best.tensors, self.optimizer.parameters, strict=True):
+            kept.copy_(torch.where(better.view(*better.shape, 1, 1), now, kept))
+        self.epochs += self.active
+        self.stale.copy_(torch.where(better.any(1), 0, self.stale + 1))
+        self.active &= self.stale < config.model_patience
+        if config.model_max_epochs is not None:
+            self.active &= self.epochs < config.model_max_epochs
+        self.epoch.value += 1
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        """Go back to each member's best weights and choose the elites."""
+        for kept, now in zip(self.best.tensors, self.optimizer.parameters, strict=True):
+            now.copy_(kept)
+        order = self.best_error.argsort(dim=1, stable=True)
+        self.model.elites.copy_(order[:, : self.model.num_elites])
+        self.num_fits.value += 1
+        self.epoch.value = 0

@@ -1,0 +1,37 @@
+"""Learners that act in an environment and are shown somebody else's episodes beside it."""
+
+from __future__ import annotations
+
+from rl_training.algorithms.base import OnPolicyLearner
+from rl_training.data.replay.pairs import Pairs
+from rl_training.data.replay.storage import ReplayBuffer
+from rl_training.errors import ConfigError
+
+
+class Demonstrated(OnPolicyLearner):
+    """Part of a learner: holds the demonstrations, which are no part of its state.
+
+    A checkpoint has their digest beside the learner, so an agent can be loaded without them.
+    """
+
+    read_only = ("_shown",)
+    """Attributes whose tensors learning does not change."""
+    _shown: tuple[Pairs, ...] = ()
+
+    def attach(self, buffer: ReplayBuffer) -> None:
+        """Take hold of the demonstrations; called whenever a run starts or is taken up."""
+        self._shown = (Pairs.of_buffer(buffer),)
+
+    @property
+    def expert(self) -> Pairs:
+        """The demonstrations.
+
+        Raises:
+            ConfigError: When there are none.
+        """
+        if not self._shown:
+            raise ConfigError(
+                f"{type(self).__name__} has no demonstrations; give it some with "
+                "attach(DatasetBuffer(dataset)) before its first update"
+            )
+        return self._shown[0]

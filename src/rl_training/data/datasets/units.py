@@ -1,0 +1,170 @@
+"""How the rows of a dataset fit a task: shapes, dtypes, and actions in learner units.
+
+Learner units are vectors of continuous actions in [-1, 1] and discrete actions from 0.
+Shapes: N rows, A action entries.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_training.data.datasets.blocks import column_blocks, joined
+from rl_training.errors import DataError
+
+Array = NDArray[Any]
+TOLERANCE = 1e-4
+"""How far outside its box an action may lie before it is an error, as a share of the box's width.
+
+Rounding to float32 and back moves an action by about a thousandth of this."""
+
+
+class TaskSpec(Protocol):
+    """What a dataset must know of a task; `rl_training.envs.EnvSpec` is one."""
+
+    @property
+    def env_id(self) -> str: ...  # noqa: D102
+    @property
+    def obs_shape(self) -> tuple[int, ...]: ...  # noqa: D102
+    @property
+    def obs_dtype(self) -> str: ...  # noqa: D102
+    @property
+    def action_kind(self) -> str: ...  # noqa: D102
+    @property
+    def action_shape(self) -> tuple[int, ...]: ...  # noqa: D102
+    @property
+    def num_actions(self) -> int | None: ...  # noqa: D102
+    @property
+    def action_start(self) -> int: ...  # noqa: D102
+    @property
+    def action_low(self) -> tuple[float, ...] | None: ...  # noqa: D102
+    @property
+    def action_high(self) -> tuple[float, ...] | None: ...  # noqa: D102
+    @property
+    def max_episode_steps(self) -> int | None: ...  # noqa: D102
+    def unscale_action(self, action: Array) -> Array:
+        """Environment units to learner units."""
+        ...
+
+
+def any_in_row(flags: Array) -> NDArray[np.bool_]:
+    """Whether any entry of each row is true, `[N]`; for any number of rows, none included."""
+    return np.asarray(flags.any(axis=tuple(range(1, flags.ndim))), np.bool_)
+
+
+def check_fits(observations: Array, actions: Array, task: TaskSpec, name: str) -> None:
+    """Check shapes and kinds of rows against a task.
+
+    Raises:
+        DataError: Naming the dataset, what it holds and what the task needs.
+    """
+    shape = observations.shape[1:]
+    if shape != tuple(task.obs_shape):
+        raise DataError(
+            f"{name}: observations have shape {shape}, but {task.env_id} gives "
+            f"{tuple(task.obs_shape)}; use data of this task, or set env_id to the data's task"
+        )
+    if np.dtype(task.obs_dtype) == np.uint8 and observations.dtype != np.uint8:
+        raise DataError(
+            f"{name}: observations are {observations.dtype}, but {task.env_id} gives uint8 images; "
+            "store them as uint8"
+        )
+    discrete = actions.dtype.kind == "i"
+    if discrete != (task.action_kind == "discrete"):
+        found = "whole numbers (discrete)" if discrete else "real numbers (continuous)"
+        raise DataError(
+            f"{name}: actions are {found}, but {task.env_id} takes {task.action_kind} ones; use "
+            "data of this task, or set env_id to the data's task"
+        )
+    if not discrete and actions.shape[1] != math.prod(task.action_shape):
+        raise DataError(
+            f"{name}: actions have {actions.shape[1]} entries, but {task.env_id} takes "
+            f"{math.prod(task.action_shape)}; use data of this task, or set env_id to the data's "
+            "task"
+        )
+
+
+def rows_outside_box(actions: Array, task: TaskSpec) -> NDArray[np.int64]:
+    """Return the rows whose action the task does not take, beyond rounding."""
+    found = [
+        block.start + np.flatnonzero(_outside(np.asarray(actions[block]), task))
+        for block in column_blocks(actions)
+    ]
+    return joined(found)
+
+
+def _outside(actions: Array, task: TaskSpec) -> NDArray[np.bool_]:
+    if actions.dtype.kind == "i":
+        assert task.num_actions is not None
+        return (actions < task.action_start) | (actions >= task.action_start + task.num_actions)
+    if task.action_low is None or task.action_high is None:
+        return np.zeros(len(actions), np.bool_)
+    low, high = np.array(task.action_low), np.array(task.action_high)
+    slack = TOLERANCE * np.maximum(high - low, 1e-8)
+    return any_in_row((actions < low - slack) | (actions > high + slack))
+
+
+def box_text(task: TaskSpec) -> str:
+    """Say which actions a task takes."""
+    if task.num_actions is not None:
+        return f"{task.action_start} to {task.action_start + task.num_actions - 1}"
+    assert task.action_low is not None
+    assert task.action_high is not None
+    lows, highs = sorted(set(task.action_low)), sorted(set(task.action_high))
+    if len(lows) == len(highs) == 1:
+        return f"[{lows[0]:g}, {highs[0]:g}]"
+    pairs = zip(task.action_low, task.action_high, strict=True)
+    return " x ".join(f"[{low:g}, {high:g}]" for low, high in pairs)
+
+
+def learner_actions(
+    actions: Array, task: TaskSpec, name: str, *, clip: bool
+) -> tuple[Array, str | None]:
+    """Map actions `[N, A]` or `[N]` to learner units.
+
+    Args:
+        actions: In the task's units.
+        task: Whose box they must lie in.
+        name: Of the dataset, for messages.
+        clip: Bring continuous actions outside the box back to its border.
+
+    Returns:
+        The mapped actions, and a note if any were clipped.
+
+    Raises:
+        DataError: For an action outside the box that is not clipped, naming row, value and box.
+    """
+    note = check_actions(actions, task, name, clip=clip)
+    mapped = np.empty(actions.shape, actions.dtype)
+    for block in column_blocks(actions):
+        mapped[block] = to_learner_units(actions[block], task)
+    return mapped, note
+
+
+def to_learner_units(actions: Array, task: TaskSpec) -> Array:
+    """Map checked actions to learner units; each row by itself."""
+    if actions.dtype.kind == "i":
+        return task.unscale_action(actions)
+    shaped = actions.reshape(-1, *task.action_shape)
+    return task.unscale_action(shaped).astype(np.float32, copy=False)
+
+
+def check_actions(actions: Array, task: TaskSpec, name: str, *, clip: bool) -> str | None:
+    """Look whether the task takes the actions, and return a note if some will be clipped.
+
+    Raises:
+        DataError: For an action outside the box that is not clipped, naming row, value and box.
+    """
+    outside = rows_outside_box(actions, task)
+    if not len(outside):
+        return None
+    row, box = int(outside[0]), box_text(task)
+    value = np.array2string(np.asarray(actions[row]), precision=6, threshold=8)
+    found = f"{len(outside)} of {len(actions)} actions lie outside {task.env_id}'s box {box}"
+    if not clip or actions.dtype.kind == "i":
+        mend = "" if actions.dtype.kind == "i" else "; normalize_dataset_actions: true clips"
+        raise DataError(f"{name}: row {row}: action {value} is not in {box} ({found}){mend}")
+    return f"{found} and were clipped (first at row {row}: {value})"

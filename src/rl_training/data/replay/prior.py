@@ -1,0 +1,179 @@
+"""Replay whose batches hold rows of two buffers.
+
+RLPD puts rows of a fixed dataset beside the run's own experience (symmetric sampling, Sec. 4.1 of
+arXiv:2302.02948), MOPO and MBPO real rows beside imagined ones.  Every batch has the same share of
+each, or is drawn from the union of a dataset and experience; as long as there are no rows of one's
+own, batches hold those of the other buffer alone.
+
+Shapes: S seeds, B batch, n environments per seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.data.batch import TransitionBatch
+from rl_training.data.replay.dataset import DatasetBuffer
+from rl_training.data.replay.prioritized import PrioritizedReplayBuffer
+from rl_training.data.replay.storage import ReplayBuffer
+from rl_training.state import require_same_keys
+
+
+class Mixed(ReplayBuffer):
+    """Part of a buffer: batches are completed from another one, whose rows come first."""
+
+    read_only = (*ReplayBuffer.read_only, *(f"other.{name}" for name in DatasetBuffer.read_only))
+
+    def __init__(self, *arguments: Any, other: ReplayBuffer, other_ratio: float, **options: Any):
+        """Allocate the storage.
+
+        Args:
+            *arguments: As for `ReplayBuffer`.
+            other: Where the rest of a batch comes from, for as many seeds and with the same
+                discount; its draws come from this buffer's randomness from now on.
+            other_ratio: Share of a batch that is drawn from it.
+            **options: As for `ReplayBuffer` or its prioritized kind.
+        """
+        super().__init__(*arguments, **options)
+        assert (other.num_seeds, other.gamma) == (self.num_seeds, self.gamma)
+        assert not getattr(other, "is_mapped", False), "rows on disk are drawn outside of updates"
+        self.other, self.other_ratio, self.notes = other, other_ratio, other.notes
+        self.data_shape = other.data_shape
+        # One source of randomness: two of the same seeds and stream would draw the same numbers.
+        other.rng = self.rng
+
+    def other_rows(self, batch_size: int) -> int:
+        """Return how many rows of a batch come from the other buffer; all while this is empty."""
+        return round(batch_size * self.other_ratio) if len(self) else batch_size
+
+    def set_progress(self, progress: float) -> None:
+        """Move what depends on the share of the run that is done, of both."""
+        super().set_progress(progress)
+        self.other.set_progress(progress)
+
+    def sample(self, batch_size: int) -> TransitionBatch:
+        """Draw the other buffer's share of a batch, then the rest from this one's rows."""
+        from_other = self.other_rows(batch_size)
+        if from_other == 0:
+            return super().sample(batch_size)
+        other = self.other.sample(from_other)
+        if from_other == batch_size:
+            return other
+        return _joined(other, super().sample(batch_size - from_other))
+
+    def update_priorities(self, index: Tensor, priority: Tensor) -> None:
+        """Take new priorities of a batch, each buffer those of its own rows."""
+        first = self.other_rows(index.shape[1])
+        if first > 0:
+            self.other.update_priorities(index[:, :first], priority[:, :first])
+        if first < index.shape[1]:
+            super().update_priorities(index[:, first:], priority[:, first:])
+
+
+class WithPrior(Mixed):
+    """Part of a buffer: rows are the run's own, and batches are completed from `prior`.
+
+    A checkpoint holds the own rows, and of the dataset its digest.
+    """
+
+    def __init__(self, *arguments: Any, prior: DatasetBuffer, prior_ratio: float, **options: Any):
+        """Allocate the storage.
+
+        Args:
+            *arguments: As for `ReplayBuffer`.
+            prior: The dataset, for as many seeds and with the same discount and number of steps.
+            prior_ratio: Share of a batch that is drawn from it.
+            **options: As for `ReplayBuffer` or its prioritized kind.
+        """
+        super().__init__(*arguments, other=prior, other_ratio=prior_ratio, **options)
+        assert prior.n_step == self.n_step
+        self.prior = prior
+        # New rewards on the scale of the dataset's, whose factor may have been found in the data.
+        self.reward_scale, self.reward_shift = prior.reward_scale, prior.reward_shift
+
+    def prior_rows(self, batch_size: int) -> int:
+        """Return how many rows of a batch come from the dataset."""
+        return self.other_rows(batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the rows."""
+        return super().state_dict() | {"prior_digest": self.prior.digest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore everything but the rows.
+
+        Raises:
+            CheckpointError: When the run was on other data.
+        """
+        require_same_keys(self.state_dict(), state, type(self).__name__)
+        self.prior.require_digest(state["prior_digest"])
+        super().load_state_dict(state)
+
+
+class MixedReplayBuffer(WithPrior):
+    """Uniform draws from both."""
+
+
+class UnionReplayBuffer(WithPrior):
+    """Uniform draws from the union of both: the dataset's share falls as experience grows.
+
+    As if the dataset had been put into the replay before the first step, which is how the authors
+    of IQL (arXiv:2110.06169) go on online.
+    """
+
+    def __init__(self, *arguments: Any, prior: DatasetBuffer, **options: Any):
+        """Allocate the storage; arguments are those of `WithPrior` but the ratio."""
+        super().__init__(*arguments, prior=prior, prior_ratio=1.0, **options)
+
+    def other_rows(self, batch_size: int) -> int:
+        """Return how many rows of a batch come from the dataset on average."""
+        prior = len(self.prior)
+        return round(batch_size * prior / (prior + len(self)))
+
+    def sample(self, batch_size: int) -> TransitionBatch:
+        """Draw rows of the union; which of the two a row is from is drawn for each by itself."""
+        if not len(self):
+            return self.prior.sample(batch_size)
+        own, prior = ReplayBuffer.sample(self, batch_size), self.prior.sample(batch_size)
+        row = self.rng.uniform(batch_size) * (len(self.prior) + self._size.tensor)
+        return _chosen(row < len(self.prior), prior, own)
+
+    def update_priorities(self, index: Tensor, priority: Tensor) -> None:
+        """Draws are uniform, so priorities have no use."""
+
+
+class MixedPrioritizedReplayBuffer(WithPrior, PrioritizedReplayBuffer):
+    """Uniform draws from the dataset, prioritized ones from the run's own rows."""
+
+
+FIELDS = ("obs", "action", "reward", "next_obs", "discount", "index")
+
+
+def _chosen(mask: Tensor, first: TransitionBatch, second: TransitionBatch) -> TransitionBatch:
+    """Take each row from the first batch where `mask` `[S, B]` holds, else from the second."""
+
+    def pick(name: str) -> Tensor:
+        left, right = getattr(first, name), getattr(second, name)
+        return torch.where(mask.view(*mask.shape, *[1] * (left.ndim - 2)), left, right)
+
+    return TransitionBatch(**{name: pick(name) for name in FIELDS})
+
+
+def _joined(first: TransitionBatch, second: TransitionBatch) -> TransitionBatch:
+    """Put two batches side by side; rows without an importance weight weigh 1."""
+
+    def both(name: str) -> Tensor:
+        return torch.cat((getattr(first, name), getattr(second, name)), 1)
+
+    weights = [
+        torch.ones_like(batch.reward) if batch.weight is None else batch.weight
+        for batch in (first, second)
+    ]
+    weighted = first.weight is not None or second.weight is not None
+    return TransitionBatch(
+        **{name: both(name) for name in FIELDS}, weight=torch.cat(weights, 1) if weighted else None
+    )

@@ -1,0 +1,267 @@
+"""Replay of sequences, for learners with a memory.
+
+A row holds what a step arrived at: the observation after it, the action and reward that led there,
+and whether that ended the episode.  The first observation of an episode has no such step; it lies
+in a slot behind the rows, and a sequence shows it before the row that follows it.  So an episode of
+L steps is a sequence of L + 1 observations, the last of them terminal or cut off.
+
+Sequences run on across ends of episodes, and from the newest row back to the oldest; wherever the
+past of an observation is not the one before it, `is_first` says so, as it does at the beginning of
+a sequence.  Every row is equally likely at every place of a sequence.
+
+Slots are used in turn.  When episodes are so short that they run out, the oldest first observations
+are lost, and their episodes begin with the second.
+
+Shapes: S seeds, C capacity, B batch, T length of a sequence, n environments per seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.data.batch import SequenceBatch
+from rl_training.data.replay.storage import Array, Fields, ReplayBuffer, untouched_zeros
+from rl_training.errors import DataError
+
+NOT_FIRST = -1.0
+"""What a row says in place of a slot when its step did not begin an episode."""
+SHARE_OF_STARTS = 4
+"""There is a slot for one start in this many steps, where their number is not given."""
+NEVER = -1
+
+
+class RecurrentReplayBuffer(ReplayBuffer):
+    """Ring of steps that is drawn from in sequences."""
+
+    read_only: ClassVar[tuple[str, ...]] = (
+        *ReplayBuffer.read_only,
+        "store",
+        "_observations_flat",
+        "_owners",
+    )
+    _apart = ("obs",)
+
+    def __init__(
+        self,
+        capacity: int,
+        obs_shape: Sequence[int],
+        action_shape: Sequence[int] = (),
+        *,
+        sequence_length: int = 64,
+        num_starts: int | None = None,
+        num_envs: int = 1,
+        **options: Any,
+    ) -> None:
+        """Allocate the storage.
+
+        Args:
+            capacity: Steps kept per seed, rounded down to a multiple of `num_envs`.
+            obs_shape: Shape of an observation.
+            action_shape: Shape of an action; empty for discrete ones.
+            sequence_length: T.
+            num_starts: First observations kept; None is one for 4 steps.
+            num_envs: n.
+            **options: As for `ReplayBuffer`; `obs_dtype=torch.uint8` keeps pixels small.
+
+        Raises:
+            DataError: When the capacity is smaller than one sequence of every environment.
+        """
+        if capacity < sequence_length * num_envs:
+            raise DataError(
+                f"buffer_capacity must be >= sequence_length * num_envs = "
+                f"{sequence_length * num_envs}, got {capacity}"
+            )
+        self.sequence_length = sequence_length
+        self.num_slots = num_starts or capacity // SHARE_OF_STARTS + num_envs
+        super().__init__(capacity, obs_shape, action_shape, num_envs=num_envs, **options)
+        self._at_start = np.ones((self.num_seeds, num_envs), np.bool_)
+        self._starts = np.zeros(self.num_seeds, np.int64)
+        """Episodes begun so far, per seed."""
+        self._owners = torch.full(
+            (self.num_seeds, self.num_slots), NEVER, dtype=torch.int64, device=self.device
+        )
+        """Insertion number of the row that each slot belongs to."""
+        self._restored = False
+
+    def _fields(
+        self,
+        obs: tuple[tuple[int, ...], torch.dtype],
+        action: tuple[tuple[int, ...], torch.dtype],
+    ) -> Fields:
+        return {
+            "obs": obs,
+            "action": action,
+            "slot": ((), torch.float32),  # of the observation before, where that is a first one
+            "reward": ((), torch.float32),
+            "continues": ((), torch.float32),
+            "truncated": ((), torch.float32),
+        }
+
+    def _allocate(self) -> None:
+        """Allocate rows, and behind their observations the first ones of episodes."""
+        places = self.capacity + self.num_slots
+        shape = (self.num_tables, places, *self._shapes["obs"])
+        self.store = untouched_zeros(shape, self._dtypes["obs"], self.device)
+        self._observations_flat = self.store.flatten(0, 1)
+        self._places = torch.arange(self.num_tables, device=self.device).view(-1, 1, 1) * places
+        super()._allocate()
+
+    def _own_rows(self, name: str, shape: Sequence[int]) -> Tensor:
+        return self.store[:, : self.capacity] if name == "obs" else super()._own_rows(name, shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rows and slots."""
+        slots = self.store[:, self.capacity :]
+        return super().num_bytes + slots.numel() * slots.element_size()
+
+    def _values(
+        self,
+        obs: Array,
+        action: Array,
+        reward: Array,
+        next_obs: Array,
+        terminated: Array,
+        truncated: Array,
+    ) -> tuple[Array, ...]:
+        """Return what the rows of a step hold, and keep the observations that begin episodes."""
+        begins = self._at_start
+        if self._restored:
+            begins, self._restored = begins | self._went_elsewhere(obs), False
+        slot = np.full(begins.shape, NOT_FIRST, np.float32)
+        for seed, env in zip(*(axis.tolist() for axis in begins.nonzero()), strict=True):
+            slot[seed, env] = self._keep(seed, env, obs[seed, env])
+        self._at_start = terminated | truncated
+        return next_obs, action, slot, reward, ~terminated, truncated
+
+    def _keep(self, seed: int, env: int, obs: Array) -> int:
+        """Keep the first observation of an episode; returns its slot."""
+        slot = int(self._starts[seed] % self.num_slots)
+        self._starts[seed] += 1
+        self._owners[seed, slot] = self.inserted.value + env
+        source = torch.from_numpy(np.ascontiguousarray(obs))
+        self.store[seed, self.capacity + slot] = source.to(self.device, self.store.dtype)
+        return slot
+
+    def _went_elsewhere(self, obs: Array) -> Array:
+        """Tell where a run that was taken up does not go on from its newest rows, `[S, n]`."""
+        if self.inserted.value == 0:
+            return np.zeros(obs.shape[:2], np.bool_)
+        start = (self.inserted.value - self.num_envs) % self.capacity
+        newest = self.store[:, start : start + self.num_envs].cpu().numpy()
+        differs: Array = (newest != obs.astype(newest.dtype)).reshape(*obs.shape[:2], -1).any(-1)
+        return differs
+
+    def set_inserted(self, count: int) -> None:
+        """Say how many rows have been stored so far."""
+        super().set_inserted(count)
+        self._next.set(count)
+
+    def sample(self, batch_size: int) -> SequenceBatch:  # type: ignore[override]  # of sequences
+        """Draw `batch_size` sequences per seed, uniformly and with replacement."""
+        if not len(self):
+            raise DataError("the replay buffer is empty: add steps before sampling")
+        return self.gather(self.draw_rows(self.rng, batch_size))
+
+    def gather(  # type: ignore[override]  # of sequences
+        self,
+        index: Tensor,
+        weight: Tensor | None = None,  # noqa: ARG002 - sequences have none
+    ) -> SequenceBatch:
+        """Return the sequences that begin at rows `index` `[S, B]`, counted from the oldest."""
+        rows, seam = self._walk(index)
+        slots = self._table_rows(self._flat(rows.flatten(1)), ("slot",))
+        slot = slots.view(*rows.shape, -1)[..., self._columns["slot"]].long()
+        shown = self._is_kept(rows, slot)
+        unknown = (seam | (slot >= 0)) & ~shown
+        place, is_start = _places_of(shown)
+        row, slot, unknown = (part.gather(-1, place) for part in (rows, slot, unknown))
+        table = self._table_rows(self._flat(row.flatten(1)), tuple(self._shapes))
+        table = table.view(*row.shape, -1)
+        steps = (~is_start).to(torch.float32)  # a first observation comes without a reward
+        return SequenceBatch(
+            obs=self._shown_at(torch.where(is_start, self.capacity + slot, row)),
+            action=self._action_at(row, table),
+            reward=table[..., self._columns["reward"]] * steps,
+            is_first=is_start | unknown,
+            terminated=(table[..., self._columns["continues"]] == 0) & ~is_start,
+        )
+
+    def _walk(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of the T steps from `index` on `[S, B, T]`, and where the one before is unknown.
+
+        After the newest step comes the oldest.
+        """
+        env, first = index % self.num_envs, index // self.num_envs
+        count = (self._size.tensor // self.num_envs).clamp(min=1)
+        oldest = self._next.tensor // self.num_envs - count
+        steps = torch.arange(self.sequence_length, device=self.device)
+        number = (first.unsqueeze(-1) + steps) % count  # 0 is the oldest step
+        ring = (oldest + number) % (self.capacity // self.num_envs)
+        rows = ring * self.num_envs + env.unsqueeze(-1)
+        return rows, (steps == 0) | (number == 0)
+
+    def _is_kept(self, rows: Tensor, slot: Tensor) -> Tensor:
+        """Tell which rows begin an episode whose first observation is still there."""
+        newest = self._next.tensor - 1
+        inserted = newest - (newest - rows) % self.capacity
+        held = self._owners.gather(1, slot.clamp(min=0).flatten(1)).view_as(slot)
+        return (slot >= 0) & (held == inserted)
+
+    def _shown_at(self, places: Tensor) -> Tensor:
+        """Observations at places `[S, B, T]` of the store."""
+        flat = (places + self._places).flatten()
+        return self._observations_flat.index_select(0, flat).view(
+            *places.shape, *self._shapes["obs"]
+        )
+
+    def _action_at(self, row: Tensor, table: Tensor) -> Tensor:
+        if "action" in self._columns:
+            return table[..., self._columns["action"]].view(*row.shape, *self._shapes["action"])
+        return self._loose_rows("action", self._flat(row.flatten(1))).view(
+            *row.shape, *self._shapes["action"]
+        )
+
+    # State: rows in segments, as ever; beside them the first observations that are in use.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the rows: also the first observations of episodes."""
+        used = min(int(self._starts.max(initial=0)), self.num_slots)
+        own = {
+            "first_obs": self.store[:, self.capacity : self.capacity + used],
+            "owners": self._owners[:, :used],
+            "starts": self._starts,
+            "at_start": self._at_start,
+        }
+        return super().state_dict() | own
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        super()._restore(state)
+        kept = torch.as_tensor(state["first_obs"]).to(self.device)
+        self.store[:, self.capacity : self.capacity + kept.shape[1]] = kept
+        self._owners.fill_(NEVER)
+        self._owners[:, : kept.shape[1]] = torch.as_tensor(state["owners"]).to(self.device)
+        self._starts, self._at_start = np.array(state["starts"]), np.array(state["at_start"])
+        self._restored = True
+
+
+def _places_of(shown: Tensor) -> tuple[Tensor, Tensor]:
+    """Put first observations in front of the steps that follow them.
+
+    Args:
+        shown: Which of T steps has one, `[S, B, T]`.
+
+    Returns:
+        For each of T places of the sequence the step that stands there, and whether it is that
+        step's first observation.
+    """
+    steps = torch.arange(shown.shape[-1], device=shown.device)
+    starts = steps + shown.long().cumsum(-1) - shown.long()  # where a step's share begins
+    place = (starts.unsqueeze(-2) <= steps.unsqueeze(-1)).sum(-1) - 1  # [S, B, T]
+    is_start = shown.gather(-1, place) & (starts.gather(-1, place) == steps)
+    return place, is_start

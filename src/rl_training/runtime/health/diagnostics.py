@@ -1,0 +1,122 @@
+"""What is written down when a run stops because of NaN, infinity or a broken environment.
+
+One JSON file of at most some hundred kilobytes in the run's folder: what was found, where the
+numbers stood, and which checkpoint is the last good one.  It is for people; nothing reads it back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rl_training._version import __version__
+from rl_training.errors import CheckpointError, NonFiniteError, RLTrainingError
+from rl_training.experiment.checkpoint import files as files
+
+if TYPE_CHECKING:
+    from rl_training.runtime.session import Session
+
+FOLDER = "diagnostics"
+MAX_TENSORS = 400
+"""Tensors described in a file; a learner has some dozens."""
+NOT_CHECKED = frozenset({"clock", "stop_rule", "collector"})
+"""Parts that hold infinity or NaN by rights: the best so far, before there is one."""
+_E = TypeVar("_E", bound=RLTrainingError)
+
+
+def tensors_in(tree: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a state with their dotted names."""
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            yield from tensors_in(value, f"{path}.{name}")
+    elif isinstance(tree, Tensor):
+        yield path, tree
+
+
+def non_finite(states: Mapping[str, Any]) -> list[str]:
+    """Return the names of the tensors that hold NaN or infinity and must not; one host read each.
+
+    Args:
+        states: The states of the run's parts.
+    """
+    checked = {name: state for name, state in states.items() if name not in NOT_CHECKED}
+    return [
+        path
+        for part, state in checked.items()
+        for path, tensor in tensors_in(state, part)
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all())
+    ]
+
+
+def require_finite_metrics(session: Session, rows: Sequence[Mapping[str, float]]) -> None:
+    """Stop a run whose averages since the last log line are not finite.
+
+    Raises:
+        NonFiniteError: Naming the metrics, the member of the group, the step and the update.
+    """
+    firsts = session.recorder.first_bad()
+    for member, row, first in zip(session.config.members, rows, firsts, strict=True):
+        bad = [name for name, value in row.items() if not math.isfinite(value)]
+        if bad:
+            raise NonFiniteError(
+                f"{', '.join(bad)} of {member.label} became non-finite by step {session.step}, in "
+                f"update {min(first.values())} since step {session.state.start_step}; nothing was "
+                "saved after the last checkpoint. Lower learning_rate or scale the rewards, then "
+                f"`rl-training resume --checkpoint {session.run_dir}`"
+            )
+
+
+def with_diagnostics(session: Session, error: _E) -> _E:
+    """Return the error with the place of a file that describes the run as it was found."""
+    folder = session.state.run_dir / FOLDER
+    path = folder / f"step_{session.step}.json"
+    try:
+        files.make_parents(folder)
+        files.remove_file(path)
+        files.write_file(path, [json.dumps(describe(session, error), indent=1).encode()])
+    except (OSError, CheckpointError):
+        return error  # what stopped the run matters more than its description
+    return type(error)(f"{error}; the state of the run is described in {path}")
+
+
+def describe(session: Session, error: RLTrainingError) -> dict[str, Any]:
+    """Return what there is to know about a run that stopped, as JSON."""
+    states = {name: session.parts[name].state_dict() for name in ("learner", "recorder")}
+    tensors = [pair for name, state in states.items() for pair in tensors_in(state, name)]
+    members = [member.label for member in session.config.members]
+    rates = [session.learner.schedule_values(index) for index in range(len(members))]
+    return {
+        "error": type(error).__name__,
+        "message": str(error),
+        "rl_training": __version__,
+        "step": session.step,
+        "gradient_steps": session.recorder.total_gradient_steps.value,
+        "last_checkpoints": [str(path) for path in session.newest_checkpoints],
+        "first_bad_update": dict(zip(members, session.recorder.first_bad(), strict=True)),
+        "not_finite": non_finite(states),
+        "tensors": {name: _describe_tensor(tensor) for name, tensor in tensors[:MAX_TENSORS]},
+        "schedules": dict(zip(members, rates, strict=True)),
+        "metrics": {name: _number(value) for name, value in session.state.metrics.items()},
+        "config": session.config.resolved(),
+    }
+
+
+def _describe_tensor(tensor: Tensor) -> dict[str, Any]:
+    values = tensor.detach().double().cpu().flatten()
+    finite = values[values.isfinite()]
+    return {
+        "shape": list(tensor.shape),
+        "nan": int(values.isnan().sum()),
+        "infinite": int(values.isinf().sum()),
+        "largest": _number(float(finite.abs().max())) if len(finite) else None,
+        "rms": _number(float(torch.sqrt(finite.square().mean()))) if len(finite) else None,
+    }
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
