@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.contract import small_config
 from helpers.tiny import run_cli, tiny_config, write_tiny
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.online_config import replay_settings
@@ -51,6 +50,7 @@ from rl_training.runtime.compile.trace import (
 from rl_training.runtime.replay import make_replay
 from rl_training.runtime.train import train
 from rl_training.state import Scalar, Stateful
+from rl_training.testing.contract import small_config
 
 
 class Messages(Callback):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint import files
 from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.checkpointing import (
     list_checkpoints,

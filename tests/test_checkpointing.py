@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint import files
 from rl_training.experiment.checkpoint.tree import (
     compare_states,
     flatten_state,

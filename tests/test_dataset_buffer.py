@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.contract import small_config
 from helpers.datasets import SWITCH, TOY, columns_of, rebuilt, tiny_columns, toy_data, write_columns
 from rl_training.algorithms.td3_bc import TD3BC
 from rl_training.data.datasets.dataset import OfflineDataset, concatenate
@@ -24,6 +23,7 @@ from rl_training.rng import Rng
 from rl_training.runtime.compile.runner import Accelerator
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
+from rl_training.testing.contract import small_config
 
 
 def toy(size: int = 400, seed: int = 0, task: EnvSpec = TOY) -> OfflineDataset:

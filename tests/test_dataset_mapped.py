@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.contract import build, small_config
 from helpers.datasets import SWITCH, TOY, columns_of, rebuilt, toy_data, write_columns
 from helpers.traces import request_of, traced
 from rl_training.data import load_configured, load_transition_dataset
@@ -43,6 +42,7 @@ from rl_training.runtime.compile.trace import owned_tensors, trace
 from rl_training.runtime.compile.worker import build as build_request
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
+from rl_training.testing.contract import build, small_config
 
 PIXELS = SWITCH.model_copy(update={"obs_shape": (4, 4, 2), "obs_dtype": "uint8"})
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from helpers.contract import small_config
 from rl_training.cli.commands import app
 from rl_training.data.datasets.dataset import OfflineDataset
 from rl_training.data.datasets.demonstrations import first_episodes, thinned, with_shuffled_actions
@@ -24,6 +23,7 @@ from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent, resume_training
+from rl_training.testing.contract import small_config
 from rl_training.tools.gail_control import ControlReport, ControlRow, run_controls
 
 

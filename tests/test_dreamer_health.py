@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.contract import PIXEL_TASK, small_config
 from helpers.tiny import learner_digest
 from rl_training.algorithms.dreamer.health import OpenLoop, open_loop, open_loop_errors
 from rl_training.data.batch import SequenceBatch
@@ -20,6 +19,7 @@ from rl_training.rng import Rng
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.health.world_model import video_frames, write_gif
 from rl_training.runtime.train import train
+from rl_training.testing.contract import PIXEL_TASK, small_config
 
 S, B, T = 2, 3, 6
 

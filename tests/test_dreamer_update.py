@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.contract import build, flat_state, make_batch, small_config
 from rl_training.algorithms.dreamer import Dreamer
 from rl_training.algorithms.dreamer.acting import DreamerState
 from rl_training.algorithms.dreamer.config import DreamerConfig
@@ -22,6 +21,7 @@ from rl_training.models.rssm import RSSMState
 from rl_training.rng import Rng
 from rl_training.runtime.compile.runner import Accelerator
 from rl_training.runtime.loops import updates_due
+from rl_training.testing.contract import build, flat_state, make_batch, small_config
 
 S, B, T, H = 1, 2, 3, 4
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.contract import no_host_reads
 from rl_training.algorithms.dynamics.config import DynamicsConfig
 from rl_training.algorithms.dynamics.fit import DynamicsTrainer
 from rl_training.algorithms.dynamics.loss import buffer_rows, model_rows
@@ -20,6 +19,7 @@ from rl_training.experiment.checkpoint.tree import slice_seed
 from rl_training.models import MLPMOPOEnsembleModel
 from rl_training.rng import Rng
 from rl_training.runtime.compile.trace import Source, trace_once
+from rl_training.testing.contract import no_host_reads
 
 SIGMA = torch.tensor([0.3, 0.1])
 """Of the noise of the linear system below: one observation, the reward."""

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.contract import no_host_reads
 from rl_training.algorithms.dynamics.health import (
     calibration,
     exploitation,
@@ -20,6 +19,7 @@ from rl_training.algorithms.dynamics.rollout import ModelEnv, Penalty, Sampling
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.models import MLPMOPOEnsembleModel
 from rl_training.rng import Rng
+from rl_training.testing.contract import no_host_reads
 
 STEPS = torch.tensor([1.0, 10.0, 100.0, 1000.0])
 """What each hand-made member adds to the observation; its reward is half of it."""

@@ -16,12 +16,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from helpers.contract import build, small_config
 from helpers.tiny import ROOT, run_cli, run_python, tiny_config
 from rl_training.errors import DataError, MissingExtraError, SpecMismatch
 from rl_training.experiment.registry import algorithm_names
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import LoadedAgent, load_agent
+from rl_training.testing.contract import build, small_config
 from rl_training.tools import export as exporting
 from rl_training.tools.export import FORMATS, export_agent
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.contract import build
 from helpers.quantiles import STATES, trained_on_two_points, transitions, values_of
 from rl_training.algorithms.fqf import FQF, fqf_loss, fraction_gradient, fraction_loss
 from rl_training.algorithms.losses import quantile_huber
@@ -20,6 +19,7 @@ from rl_training.errors import ConfigError
 from rl_training.models import MLPFQFNetwork
 from rl_training.models.quantile_networks import Fractions, ImplicitQuantileNetwork
 from rl_training.rng import Rng
+from rl_training.testing.contract import build
 
 Curve = Callable[[Tensor], Tensor]
 

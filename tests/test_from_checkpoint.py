@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.contract import build, flat_state
 from helpers.tiny import Outcome, run_cli, tiny_config, write_tiny
 from rl_training.algorithms.online_config import replay_settings
 from rl_training.algorithms.prior_config import PriorDataConfig
@@ -23,6 +22,7 @@ from rl_training.runtime.takeover import take_over
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
 from rl_training.runtime.workflows import resume_training
+from rl_training.testing.contract import build, flat_state
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.contract import build, make_batch
 from rl_training.algorithms.gail import GAIL
 from rl_training.algorithms.gail.config import GAILConfig
 from rl_training.data.batch import RolloutBatch
@@ -16,6 +15,7 @@ from rl_training.data.replay.pairs import Pairs
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.rng import Rng
+from rl_training.testing.contract import build, make_batch
 
 
 def box(low: tuple[float, ...] | None, high: tuple[float, ...] | None, size: int = 2) -> EnvSpec:

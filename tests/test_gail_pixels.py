@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.contract import PIXEL_TASK, build, flat_state, make_batch
 from rl_training.algorithms.bc import BC
 from rl_training.algorithms.gail import GAIL
 from rl_training.algorithms.gail.losses import penalty_of_norm
@@ -20,6 +19,7 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.models import MLPGAILDiscriminator, PixelEncoder
 from rl_training.rng import Rng
+from rl_training.testing.contract import PIXEL_TASK, build, flat_state, make_batch
 from rl_training.tools.collect import CollectPlan, collect_dataset
 
 SHAPE = (2, 10, 10)

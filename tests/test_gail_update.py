@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.contract import build, flat_state, make_batch
 from rl_training.algorithms.gail import GAIL, gail_loss
 from rl_training.algorithms.gail.losses import (
     discriminator_loss,
@@ -26,6 +25,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.models import MLPActorCriticModel, MLPGAILDiscriminator
 from rl_training.rng import Rng
+from rl_training.testing.contract import build, flat_state, make_batch
 
 
 def gail(seeds: tuple[int, ...] = (0,), **settings: Any) -> tuple[GAIL, EnvSpec]:

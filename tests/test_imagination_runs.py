@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.contract import build, flat_state, small_config
 from helpers.imagining import ACTION, OBS, make_learner
 from rl_training.algorithms.dynamics.fit import DynamicsTrainer
 from rl_training.algorithms.imagining import Rules
@@ -35,6 +34,7 @@ from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.results import TrainingInterrupted
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
+from rl_training.testing.contract import build, flat_state, small_config
 
 BOTH = pytest.mark.parametrize("algo", ["mopo", "mbpo"])
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.contract import build
 from helpers.quantiles import STATES, learner_of, trained_on_two_points, transitions, values_of
 from rl_training.algorithms.iqn import IQN, iqn_loss
 from rl_training.data.batch import TransitionBatch
@@ -19,6 +18,7 @@ from rl_training.models import MLPIQNNetwork
 from rl_training.models.encoders import MLPEncoder
 from rl_training.models.quantile_networks import ImplicitQuantileNetwork, cosine_features
 from rl_training.rng import Rng
+from rl_training.testing.contract import build
 
 
 def small(**settings: Any) -> IQN:

@@ -31,7 +31,7 @@ LAYERS: dict[str, int] = {
     "experiment": 3,
     "runtime": 4,
     **dict.fromkeys(("reporting", "sweeps", "ope", "tools"), 5),
-    **dict.fromkeys(("experiment.manager", "api", "cli", "__init__", "__main__", ""), 6),
+    **dict.fromkeys(("experiment.manager", "api", "cli", "testing", "__init__", "__main__", ""), 6),
 }
 HOST_READS = re.compile(r"\.(item|cpu|numpy|tolist)\(")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helpers.contract import build, flat_state, make_batch
 from helpers.imagining import ACTION, OBS, make_learner, rollout
 from rl_training.algorithms.imagining import Rules, rows_that_count
 from rl_training.algorithms.mopo import MOPO, MOPOConfig, mopo_model_loss
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError, SpecMismatch
 from rl_training.rng import Rng
+from rl_training.testing.contract import build, flat_state, make_batch
 
 
 @pytest.mark.parametrize("coefficient", [0.0, 0.5, 2.0])

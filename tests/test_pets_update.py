@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.contract import build, flat_state, small_config
 from rl_training.algorithms.pets import PETS, pets_loss
 from rl_training.algorithms.pets.config import PETSConfig
 from rl_training.algorithms.pets.planning import WORST_RETURN, TrajectorySampler, predictor
@@ -23,6 +22,7 @@ from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
 from rl_training.rng import Rng
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent
+from rl_training.testing.contract import build, flat_state, small_config
 from rl_training.validation import parse
 
 NO_NOISE = -60.0

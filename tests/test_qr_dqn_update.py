@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.contract import build
 from helpers.quantiles import STATES, learner_of, trained_on_two_points, transitions, values_of
 from rl_training.algorithms.dqn import DQN
 from rl_training.algorithms.qr_dqn import QRDQN, midpoints, qr_dqn_loss
@@ -18,6 +17,7 @@ from rl_training.errors import ConfigError
 from rl_training.models import MLPQNetwork, MLPQRDQNNetwork
 from rl_training.models.quantile_networks import QuantileNetwork
 from rl_training.rng import Rng
+from rl_training.testing.contract import build
 
 
 def small(**settings: Any) -> QRDQN:

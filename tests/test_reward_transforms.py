@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.contract import build
 from helpers.envs import CounterEnv
 from helpers.tiny import run_cli, tiny_config
 from rl_training.envs import SeedVectorEnv, VectorEnv, evaluation_kwargs, make_env
@@ -21,6 +20,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
+from rl_training.testing.contract import build
 
 COUNTER = f"{CounterEnv.__module__}:CounterEnv"
 OWN_RETURN = 1 + 2 + 3  # of CounterEnv with its default length

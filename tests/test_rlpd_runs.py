@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.contract import build, flat_state, small_config
 from helpers.datasets import toy_data
 from helpers.traces import request_of, traced
 from rl_training.algorithms.online_config import replay_settings
@@ -32,6 +31,7 @@ from rl_training.runtime.results import TrainingInterrupted, TrainResult
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
 from rl_training.runtime.workflows import resume_training
+from rl_training.testing.contract import build, flat_state, small_config
 
 PRETRAINING = {"offline_pretrain_updates": 150}
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.contract import flat_state
 from helpers.datasets import TOY, toy_data
 from rl_training.algorithms.td3_bc import SPEC, TD3BC, td3_bc_loss
 from rl_training.data.batch import TransitionBatch
@@ -21,6 +20,7 @@ from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.models.layers import StackedLinear, StackedMLP
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.rng import Rng
+from rl_training.testing.contract import flat_state
 
 OBS, ACT, B = 3, 2, 8
 

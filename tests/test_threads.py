@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.contract import build
 from helpers.tiny import tiny_config
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import read_manifest
@@ -17,6 +16,7 @@ from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.threads import ThreadChoice, choose_threads, thread_count
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
+from rl_training.testing.contract import build
 
 
 @pytest.fixture(autouse=True)

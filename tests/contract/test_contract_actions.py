@@ -11,7 +11,6 @@ import pytest
 import yaml
 from gymnasium import spaces
 
-from helpers.contract import small_config
 from helpers.datasets import columns_of
 from helpers.envs import GridActionEnv
 from helpers.tiny import run_cli
@@ -23,6 +22,7 @@ from rl_training.ope.estimate import evaluate_offline
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
 from rl_training.runtime.workflows import load_agent
+from rl_training.testing.contract import small_config
 from rl_training.tools.collect import CollectPlan, collect_dataset
 from rl_training.tools.export import export_agent
 

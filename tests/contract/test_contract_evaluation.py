@@ -10,17 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.contract import (
-    PIXEL_TASK,
-    TASK,
-    build,
-    flat_state,
-    has_settings,
-    make_batch,
-    random_obs,
-    small_config,
-    takes_pixels,
-)
 from helpers.tiny import learner_digest, run_cli, tiny_config
 from rl_training import PPO
 from rl_training.algorithms.base import AnyLearner
@@ -32,6 +21,17 @@ from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent
+from rl_training.testing.contract import (
+    PIXEL_TASK,
+    TASK,
+    build,
+    flat_state,
+    has_settings,
+    make_batch,
+    random_obs,
+    small_config,
+    takes_pixels,
+)
 from rl_training.tools.collect import CollectPlan, collect_dataset
 
 RANDOM = {"eval_epsilon": 0.5}

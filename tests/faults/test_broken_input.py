@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.contract import small_config
 from helpers.datasets import tiny_columns, write_columns
 from helpers.faults import Tried
 from rl_training.data.datasets.sources import load_transition_dataset
@@ -17,6 +16,7 @@ from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.errors import ConfigError, DataError, EnvError, RLTrainingError, SpecMismatch
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
+from rl_training.testing.contract import small_config
 
 NAN, INF = np.nan, np.inf
 DATASETS: dict[str, dict[str, Any]] = {

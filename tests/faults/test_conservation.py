@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.contract import small_config
 from rl_training.algorithms.spec import Loop
 from rl_training.data.batch import RolloutBatch
 from rl_training.experiment.checkpointing import open_checkpoint
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.runtime import loops
 from rl_training.runtime.train import train
+from rl_training.testing.contract import small_config
 
 LENGTH, STEPS = 7, 72
 ENDS = {

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from helpers.contract import small_config
 from helpers.faults import Tried
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpointing import (
@@ -19,6 +18,7 @@ from rl_training.experiment.checkpointing import (
 from rl_training.experiment.registry import algorithm_names
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent, resume_training
+from rl_training.testing.contract import small_config
 
 FLIPS, CUTS = 200, 50
 

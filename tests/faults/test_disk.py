@@ -13,11 +13,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from helpers.contract import build, small_config
 from helpers.faults import Tried, final_state, setting
 from helpers.fork_server import ForkServer
 from rl_training.errors import CheckpointError, RLTrainingError
-from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint import files
 from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.checkpointing import (
     list_checkpoints,
@@ -31,6 +30,7 @@ from rl_training.runtime.results import TrainResult
 from rl_training.runtime.saving import bytes_of_checkpoints
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent, resume_training
+from rl_training.testing.contract import build, small_config
 
 LOADS = setting("LOADS", 1000)
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.contract import small_config
 from helpers.datasets import tiny_columns, write_columns
 from helpers.faults import leaves, setting
 from helpers.hostile_hdf5 import make, whole
@@ -21,6 +20,7 @@ from rl_training.experiment.checkpoint.manifest import seal, unseal
 from rl_training.experiment.yaml_loader import parse_yaml
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent, resume_training
+from rl_training.testing.contract import small_config
 
 EXAMPLES = setting("EXAMPLES", 2000)
 JSON = st.recursive(

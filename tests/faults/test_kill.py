@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from helpers.contract import small_config
 from helpers.faults import Tried, final_state, log_lines, setting
 from helpers.fork_server import ForkServer
 from rl_training.experiment.checkpoint.tree import compare_states
@@ -25,6 +24,7 @@ from rl_training.experiment.registry import algorithm_names
 from rl_training.experiment.runs import create_run_folder
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
+from rl_training.testing.contract import small_config
 
 KILLS = setting("KILLS", 15)
 STEPS = setting("STEPS", 1500)

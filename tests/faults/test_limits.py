@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from helpers.tiny import run_cli, tiny_config, write_tiny
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.errors import CheckpointError, ConfigError, EnvError
-from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint import files
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.runtime.train import train

@@ -10,12 +10,12 @@ from typing import Any
 import psutil
 import pytest
 
-from helpers.contract import small_config
 from helpers.faults import Tried, setting
 from rl_training.errors import EnvError
 from rl_training.experiment.checkpointing import list_checkpoints, verify_checkpoint
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.train import train
+from rl_training.testing.contract import small_config
 
 SOAK = setting("SOAK", 1_000_000)
 FAULTS = {"dies": "its worker process died", "raises": "100% broken", "wrong_shape": "of shape"}

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.contract import small_config
 from helpers.faults import Tried
 from helpers.lost_writes import LossyDisk, lay_out
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint import files
 from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.checkpointing import (
     open_checkpoint,
@@ -26,6 +25,7 @@ from rl_training.experiment.checkpointing import (
 from rl_training.experiment.config import load_config
 from rl_training.experiment.runs import create_run_folder
 from rl_training.runtime.saving import _write_best
+from rl_training.testing.contract import small_config
 from test_checkpointing import Ring, save
 
 AFTER: dict[str, Any] = {"learner": {"w": torch.zeros(1, 3)}, "clock": {}}

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from helpers.contract import small_config
 from helpers.golden import stored
 from rl_training.experiment.registry import algorithm_names
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.health.monitors import Monitors
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.train import train
+from rl_training.testing.contract import small_config
 
 QUIET = {"approx_kl": 0.01, "clip_fraction": 0.1, "entropy": 0.6, "q_mean": -400.0}
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.contract import small_config
 from helpers.datasets import columns_of, toy_data, write_columns
 from helpers.faults import Tried
 from rl_training.algorithms.optim import Adam, Optimizer
@@ -29,6 +28,7 @@ from rl_training.runtime.health.diagnostics import non_finite
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
+from rl_training.testing.contract import small_config
 
 NAN, INF = float("nan"), float("inf")
 Plant = Callable[[pytest.MonkeyPatch, int, float], None]
@@ -248,7 +248,7 @@ def test_a_signal_does_not_save_a_diverged_learner(tmp_path: Path) -> None:
 def test_a_full_disk_does_not_hide_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl_training.experiment.checkpoint import files as files
+    from rl_training.experiment.checkpoint import files
 
     original = files.write_file
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from helpers.contract import small_config
 from helpers.faults import Tried, final_state
 from helpers.fork_server import ForkServer
 from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.checkpointing import list_checkpoints, verify_checkpoint
 from rl_training.experiment.registry import algorithm_names
 from rl_training.runtime.train import train
+from rl_training.testing.contract import small_config
 
 PHASES = {
     "stepping": ("rl_training.runtime.session:Session.tick", 2),

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.contract import small_config
 from helpers.faults import Tried, final_state, leaves, setting
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.errors import RLTrainingError
@@ -28,6 +27,7 @@ from rl_training.runtime import workflows
 from rl_training.runtime.saving import Saver, usable
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
+from rl_training.testing.contract import small_config
 
 Leaf = tuple[Any, ...]
 SAMPLE = setting("LEAVES", 12)

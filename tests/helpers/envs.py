@@ -12,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from rl_training.envs.tasks.games import Catch
-
 Obs = npt.NDArray[np.float32]
 StepResult = tuple[Any, Any, bool, bool, dict[str, Any]]
 
@@ -150,17 +148,6 @@ class ImageEnv(CounterEnv):
 
     def _obs(self) -> Any:
         return np.full((8, 8, 1), 10 * self.steps, dtype=np.uint8)
-
-
-class CatchImages(Catch):
-    """Catch with channels last, as rendered images have them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_space = spaces.Box(0, 255, (10, 10, 2), np.uint8)
-
-    def _obs(self) -> Any:
-        return np.ascontiguousarray(super()._obs().transpose(1, 2, 0))
 
 
 class DictEnv(CounterEnv):

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from helpers.contract import TASK, build, make_batch, small_settings
 from helpers.tiny import ROOT
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.gail.demonstrations import Demonstrated
@@ -23,6 +22,7 @@ from rl_training.envs.probe import probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.replay import load_buffer
+from rl_training.testing.contract import TASK, build, make_batch, small_settings
 
 FOLDER = ROOT / "tests" / "golden"
 UPDATES, EVERY = 40, 8

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from helpers.tiny import SMALL_MODEL
 from rl_training.algorithms.dynamics.rollout import Imagined
 from rl_training.algorithms.mbpo import MBPO
 from rl_training.algorithms.mopo import MOPO
 from rl_training.models import MLPMOPOEnsembleModel, MLPSACModel
 from rl_training.rng import Rng
+from rl_training.testing.contract import SMALL_MODEL
 
 OBS, ACTION = 3, 1
 

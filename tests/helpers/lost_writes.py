@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint import files
 
 
 @dataclass(eq=False)

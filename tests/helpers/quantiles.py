@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from helpers.contract import build, make_batch
 from rl_training.algorithms.quantile import QuantileLearner
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.testing.contract import build, make_batch
 
 LATER, FIRST = 0.0, 1.0
 """The two states, as observations."""

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.contract import small_config
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment.registry import algorithm_names
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.train import TrainFunction
+from rl_training.testing.contract import small_config
 
 ROOT = Path(__file__).resolve().parents[2]
 

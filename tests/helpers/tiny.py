@@ -19,42 +19,10 @@ from rl_training.experiment.checkpoint.tree import digest_state
 from rl_training.experiment.checkpointing import open_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.testing.contract import SMALL_MODEL, SMALL_WORLD_MODEL
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 64
-SMALL_MODEL: dict[str, Any] = {
-    "model_hidden_sizes": [16, 16],
-    "num_ensembles": 3,
-    "num_elites": 2,
-    "model_batch_size": 16,
-    "model_max_epochs": 2,
-    "rollout_batch_size": 24,
-    "rollout_horizon": 2,
-    "rollouts_kept": 2,
-    "rollout_refresh_interval": 25,
-    "model_train_frequency": 50,
-    "planning_horizon": 4,
-    "planning_candidates": 8,
-    "planning_topk": 3,
-    "planning_iterations": 2,
-    "planning_particles": 6,
-}
-"""Small values of the settings of a dynamics ensemble, and of planning in one."""
-SMALL_WORLD_MODEL: dict[str, Any] = {
-    "size": "tiny",
-    "deter_size": 16,
-    "model_hidden_size": 16,
-    "units": 16,
-    "cnn_depth": 4,
-    "latent_groups": 4,
-    "latent_classes": 4,
-    "num_bins": 41,
-    "batch_length": 8,
-    "imagination_horizon": 3,
-    "warmup_updates": 0,
-    "actor_learning_rate": 1e-3,
-}
-"""Small values of the settings of a recurrent world model."""
 SMALL: dict[str, Any] = {
     "hidden_sizes": [16],
     "batch_size": 8,

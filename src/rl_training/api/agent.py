@@ -40,7 +40,9 @@ class Agent:
         Raises:
             ConfigError: When the configuration is of another algorithm.
         """
-        self.config = config if isinstance(config, TrainConfig) else load_config(config)
+        self.config = (
+            config if isinstance(config, TrainConfig) else load_config(config, may_import=True)
+        )
         if self.config.algo != self.algo:
             raise ConfigError(
                 f"{type(self).__name__} was given a configuration of {self.config.algo!r}"

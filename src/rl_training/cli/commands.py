@@ -67,11 +67,26 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No live progre
 @app.callback(invoke_without_command=True)
 def version_callback(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Import a method of your own, module:SPEC, that a checkpoint needs. Repeatable.",
+            envvar="RL_TRAINING_PLUGINS",
+        ),
+    ] = None,
 ) -> None:
-    """Show the version when asked to."""
+    """Show the version when asked to; import the plug-ins that the user trusts."""
     if version:
         out.print(__version__)
         raise typer.Exit
+    if plugin:
+        from rl_training.errors import ConfigError
+        from rl_training.experiment.registry import import_plugin
+
+        for name in plugin:
+            if ":" not in name:
+                raise ConfigError(f"--plugin {name} is not of the form module:SPEC")
+            import_plugin(name)
 
 
 @app.command()
@@ -130,7 +145,7 @@ def train(
     changes = {name: value for name, value in options.items() if value is not None}
     if seed is not None:
         _one_seed_only(changes)
-    resolved = load_config(config, set_ or (), changes)
+    resolved = load_config(config, set_ or (), changes, may_import=True)
     if dry_run:
         out.print(resolved.to_yaml(), markup=False, highlight=False)
         return
@@ -234,7 +249,9 @@ def describe(
 ) -> None:
     """Show an algorithm's paper, settings, metrics and presets."""
     from rl_training.cli.tables import algorithm_facts, print_facts
+    from rl_training.experiment.registry import import_plugin
 
+    import_plugin(algo)
     facts = algorithm_facts(algo)
     if as_json:
         out.print_json(json.dumps(facts))
@@ -253,10 +270,14 @@ def config_command(
     """Show a configuration with all defaults, or the JSON schema for editors."""
     from rl_training.errors import ConfigError
     from rl_training.experiment.config import config_schema, load_config
+    from rl_training.experiment.registry import import_plugin
 
     if action == "show":
-        out.print(load_config(name, set_ or ()).to_yaml(), markup=False, highlight=False)
+        out.print(
+            load_config(name, set_ or (), may_import=True).to_yaml(), markup=False, highlight=False
+        )
     elif action == "schema":
+        import_plugin(name)
         out.print_json(json.dumps(config_schema(name)))
     else:
         raise ConfigError(f"config {action}: allowed are show and schema")
@@ -274,7 +295,7 @@ def verify_resume_command(
     from rl_training.runtime.verify import verify_resume
 
     changes = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
-    report = verify_resume(load_config(config, set_ or (), changes), at)
+    report = verify_resume(load_config(config, set_ or (), changes, may_import=True), at)
     for line in report.lines():
         out.print(line, markup=False, highlight=False)
     if not report.identical:

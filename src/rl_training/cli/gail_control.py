@@ -40,7 +40,7 @@ def gail_control(
     from rl_training.tools.gail_control import run_controls
 
     changes = {} if seeds is None else {"seeds": parse_seeds(seeds)}
-    resolved = load_config(config, set_ or (), changes)
+    resolved = load_config(config, set_ or (), changes, may_import=True)
     report = run_controls(resolved, callbacks=lambda _: [display_for(err, quiet=quiet)])
     imitates = report.imitates(least_gap)
     if as_json:

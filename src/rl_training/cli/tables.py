@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
+from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, installed_plugins
 from rl_training.resources import preset_names
 from rl_training.validation import field_rule
 
@@ -16,7 +16,7 @@ from rl_training.validation import field_rule
 def list_rows(what: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return column names and rows of a listing: algos, presets or envs."""
     if what == "algos":
-        specs = [get_algorithm_spec(name) for name in algorithm_names()]
+        specs = [get_algorithm_spec(name) for name in (*algorithm_names(), *installed_plugins())]
         rows: list[tuple[str, ...]] = [
             (s.name, " / ".join(s.action_kinds), s.title, s.summary) for s in specs
         ]

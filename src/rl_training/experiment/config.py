@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment.grid import Member, check_grid, members_of
-from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.registry import get_algorithm_spec, import_plugin
 from rl_training.experiment.yaml_loader import load_yaml, parse_scalar
 from rl_training.resources import preset_path
 from rl_training.validation import (
@@ -210,6 +210,8 @@ def load_config(
     source: str | Path,
     overrides: Iterable[str] = (),
     changes: Mapping[str, Any] | None = None,
+    *,
+    may_import: bool = False,
 ) -> TrainConfig:
     """Read a configuration.
 
@@ -217,6 +219,7 @@ def load_config(
         source: A YAML file, or the name of a packaged preset such as `sac/pendulum`.
         overrides: `key=value` texts; a dot reaches into a mapping: `algo_kwargs.batch_size=512`.
         changes: Top-level fields that replace what the file says.
+        may_import: Import a plug-in that `algo` names, because the file is the user's own.
 
     Raises:
         ConfigError: Naming file, line, key, value and what is allowed.
@@ -231,6 +234,8 @@ def load_config(
         data[name] = value
         _set_origin(origins, (name,), "")
     try:
+        if may_import and isinstance(data.get("algo"), str):
+            import_plugin(data["algo"])
         config = parse(TrainConfig, data)
         _check_env_id(config.env_id)
     except ConfigError as error:

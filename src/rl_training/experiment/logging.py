@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint import files
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.trackers import Tracker, tensorboard_tracker, trackers_for
 

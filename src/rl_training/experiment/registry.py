@@ -1,15 +1,23 @@
-"""Which algorithms there are, found by looking: modules of `algorithms/` that declare a `SPEC`.
+"""Which algorithms there are, and where their `SPEC` is: in the package, or in a plug-in.
 
-A method is `algorithms/<name>.py`, or `algorithms/<name>/learner.py` where it has its own room, so
-listing the names imports nothing; `get_algorithm_spec` imports one module.
+A method of the package is `algorithms/<name>.py`, or `algorithms/<name>/learner.py` where it has a
+room, so listing the names imports nothing; `get_algorithm_spec` imports one module.
+
+A plug-in is a module with a `SPEC` of its own.  An installed one is found by its entry point in the
+group `rl_training.algorithms` and has a plain name; any other is named `module:SPEC`.  Importing
+runs code, so such a module is imported only where the user has named it (`import_plugin`).  A name
+that a checkpoint brings along finds a plug-in only if it was imported already.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
+import sys
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from rl_training.errors import ConfigError
@@ -18,18 +26,19 @@ from rl_training.validation import suggest
 if TYPE_CHECKING:
     from rl_training.algorithms.spec import AlgorithmSpec
 
+ENTRY_POINTS = "rl_training.algorithms"
 _FOLDER = Path(__file__).resolve().parent.parent / "algorithms"
 
 
 @cache
 def algorithm_names() -> tuple[str, ...]:
-    """Return the names of all algorithms, sorted, without importing them."""
+    """Return the names of the package's algorithms, sorted, without importing them."""
     return tuple(sorted(_sources()))
 
 
 @cache
 def _sources() -> dict[str, Path]:
-    """Map each algorithm to the file that declares it."""
+    """Map each algorithm of the package to the file that declares it."""
     files = {path.stem: path for path in _FOLDER.glob("*.py")}
     rooms = {path.parent.name: path for path in _FOLDER.glob("*/learner.py")}
     return {name: path for name, path in (files | rooms).items() if _declares_spec(path)}
@@ -46,16 +55,92 @@ def _declares_spec(path: Path) -> bool:
     )
 
 
+@cache
+def installed_plugins() -> dict[str, str]:
+    """Map the names of installed plug-ins to their `module:SPEC`, without importing them.
+
+    A method of the package keeps its name whatever is installed beside it.
+    """
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return {point.name: point.value for point in points if point.name not in algorithm_names()}
+
+
 def get_algorithm_spec(name: str) -> AlgorithmSpec:
-    """Return the declaration of an algorithm.
+    """Return the declaration of an algorithm, by its name or as `module:SPEC`.
 
     Raises:
-        ConfigError: For an unknown name, with the nearest match.
+        ConfigError: For an unknown name, with the nearest match; for a plug-in that nobody has
+            imported, or that declares no `SPEC`.
     """
-    if name not in algorithm_names():
-        raise ConfigError(f"algo {name!r} is not an algorithm{suggest(name, algorithm_names())}")
-    module = importlib.import_module(f"rl_training.algorithms.{name}")
-    spec: AlgorithmSpec = module.SPEC
+    if name in algorithm_names():
+        spec: AlgorithmSpec = importlib.import_module(f"rl_training.algorithms.{name}").SPEC
+        return spec
+    if name in installed_plugins():
+        target = installed_plugins()[name]
+        return _spec_in(_import(target, f"the entry point {name}"), target)
+    if ":" in name:
+        module = sys.modules.get(name.partition(":")[0])
+        if module is None:
+            raise ConfigError(
+                f"algo {name!r} is a plug-in that is not loaded, and a file may not load one; if "
+                f"you trust it, run `rl-training --plugin {name} ...`, or import "
+                f"{name.partition(':')[0]} first in Python"
+            )
+        return _spec_in(module, name)
+    known = (*algorithm_names(), *installed_plugins())
+    raise ConfigError(
+        f"algo {name!r} is not an algorithm{suggest(name, known)}; one of your own is named as "
+        "module:SPEC"
+    )
+
+
+def import_plugin(name: str) -> None:
+    """Import the plug-in that a user names as `module:SPEC`; plain names need nothing.
+
+    Raises:
+        ConfigError: When there is no such module, or it declares no such `SPEC`.
+    """
+    if ":" in name and name not in algorithm_names():
+        _spec_in(_import(name, f"algo {name}"), name)
+
+
+def plugin_sources(name: str) -> list[Path]:
+    """Return the files a plug-in was loaded from, beside its own those of its folder it imports."""
+    if name in algorithm_names():
+        return []
+    target = installed_plugins().get(name, name)
+    main = getattr(sys.modules.get(target.partition(":")[0]), "__file__", None)
+    if main is None:
+        return []
+    folder = Path(main).resolve().parent
+    loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    files = {Path(file).resolve() for file in loaded if file}
+    return sorted(file for file in files if folder in file.parents and file.suffix == ".py")
+
+
+def _import(target: str, named_by: str) -> ModuleType:
+    from rl_training.envs.named_modules import import_named
+
+    module = target.partition(":")[0]
+    try:
+        return import_named(module, named_by)
+    except Exception as error:
+        raise ConfigError(
+            f"{named_by}: cannot import {module!r} ({type(error).__name__}: {error}); install it "
+            "or put its folder on PYTHONPATH"
+        ) from error
+
+
+def _spec_in(module: ModuleType, target: str) -> AlgorithmSpec:
+    """Look a declaration up among what the module holds already; nothing is called for it."""
+    from rl_training.algorithms.spec import AlgorithmSpec
+
+    spec = vars(module).get(target.partition(":")[2])
+    if not isinstance(spec, AlgorithmSpec):
+        raise ConfigError(
+            f"algo {target!r}: {target.partition(':')[2]!r} in {module.__name__} is not an "
+            "AlgorithmSpec; a plug-in declares SPEC = AlgorithmSpec(...)"
+        )
     return spec
 
 

@@ -24,9 +24,10 @@ from filelock import FileLock, Timeout
 
 from rl_training._version import __version__
 from rl_training.errors import ConfigError, RLTrainingError
-from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint import files
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.git_state import git_state
+from rl_training.experiment.registry import get_algorithm_spec
 
 RUN_FILE = "run.json"
 SAVED_FILE = ".saved"
@@ -159,13 +160,16 @@ def member_folders(path: Path, config: TrainConfig) -> list[Path]:
 
 
 def _automatic_name(config: TrainConfig) -> str:
-    env = re.sub(r"[^A-Za-z0-9.-]+", "_", config.env_id)
+    algo, env = (
+        re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+        for name in (get_algorithm_spec(config.algo).name, config.env_id)
+    )
     different = list(dict.fromkeys(config.all_seeds))
     seeds = "-".join(str(seed) for seed in different[:4])
     more = f"-and-{len(different) - 4}-more" if len(different) > 4 else ""
     grid = "".join(f"_{name}" for name in ("grid", *config.grid)) if config.grid else ""
     time = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
-    return f"{config.algo}_{env}_seed{seeds}{more}{grid}_{time}"
+    return f"{algo}_{env}_seed{seeds}{more}{grid}_{time}"
 
 
 def _publish(staged: Path, parent: Path, name: str, *, unique: bool) -> Path:

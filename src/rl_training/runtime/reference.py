@@ -29,7 +29,7 @@ def reference_main(preset: str) -> None:
         changes = {"seed": options.seed, "output_dir": str(options.output_dir or temporary)}
         if options.total_timesteps is not None:
             changes["total_timesteps"] = options.total_timesteps
-        config = load_config(preset, options.set, changes)
+        config = load_config(preset, options.set, changes, may_import=True)
         result = train(config)
         print(f"run_dir={result.run_dir}")
         print(f"eval_return_mean={result.metrics['eval_return_mean']:.2f}")

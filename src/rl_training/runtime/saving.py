@@ -15,7 +15,7 @@ import torch
 
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError, NonFiniteError, RLTrainingError
-from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint import files
 from rl_training.experiment.checkpoint.tree import slice_seed, stack_seeds
 from rl_training.experiment.checkpointing import (
     LoadedCheckpoint,

@@ -118,7 +118,7 @@ def do_job(file: Path, callbacks: Sequence[Callback] = ()) -> Outcome:
 
     A mistake of the user is an outcome, not an error; anything else is raised.
     """
-    config = load_config(file)
+    config = load_config(file, may_import=True)
     job = Job(name=str(config.run_name), config=config)
     done = job.outcome()
     if done is not None:

@@ -53,7 +53,7 @@ class SweepPlan:
 def load_point(source: str, point: dict[str, str], overrides: Sequence[str]) -> TrainConfig:
     """Return the configuration at a point: the preset, what all share, then the point's values."""
     sets = [*overrides, *(f"{full_key(name)}={value}" for name, value in point.items())]
-    config = load_config(source, sets)
+    config = load_config(source, sets, may_import=True)
     if config.grid:
         raise ConfigError(f"{source} has a grid of its own; name its values by --grid instead")
     return config

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint import files
 from rl_training.experiment.checkpoint.files import CheckpointEntry
 from rl_training.experiment.checkpoint.load import (
     ATTEMPTS,

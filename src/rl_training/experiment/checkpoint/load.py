@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint import files
 from rl_training.experiment.checkpoint.codec import unflatten_state
 from rl_training.experiment.checkpoint.manifest import (
     Manifest,

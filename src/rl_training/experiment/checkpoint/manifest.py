@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint import files
 from rl_training.experiment.checkpoint.codec import MAX_DEPTH
 from rl_training.experiment.checkpoint.files import FileRecord
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rl_training._version import __version__
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint import files
 from rl_training.experiment.checkpoint.codec import flatten_state
 from rl_training.experiment.checkpoint.files import FileRecord
 from rl_training.experiment.checkpoint.manifest import (

@@ -17,7 +17,7 @@ from typing import Protocol
 from torch import Tensor
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint import files
 from rl_training.experiment.checkpoint.files import FileRecord
 from rl_training.experiment.checkpoint.manifest import (
     SEGMENT_FOLDER,

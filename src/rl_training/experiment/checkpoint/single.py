@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rl_training._version import __version__
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint import files
 from rl_training.experiment.checkpoint.codec import flatten_state, unflatten_state
 from rl_training.experiment.checkpoint.manifest import (
     SCHEMA_VERSION,

@@ -25,11 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_training.experiment.registry import plugin_sources
 from rl_training.models.fused_mlp import Precision
 from rl_training.runtime.compile.trace import CompileError as CompileError
 from rl_training.runtime.compile.trace import Source, Trace, flatten, owned_tensors, unflatten
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[2]
 LIBRARY, DESCRIPTION = "program.so", "program.json"
 
 
@@ -76,7 +77,10 @@ class Request:
         config["algo_kwargs"] = {k: v for k, v in config["algo_kwargs"].items() if k not in grid}
         config["members"] = math.prod([len(self.config["seeds"] or [0]), *map(len, grid.values())])
         config["varied"] = sorted(grid)
-        parts = [asdict(self) | {"config": config}, _fingerprint()]
+        own = hashlib.sha256()
+        for file in plugin_sources(self.config["algo"]):
+            own.update(file.read_bytes())
+        parts = [asdict(self) | {"config": config}, _fingerprint(), own.hexdigest()]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -151,7 +155,8 @@ class CompileJob:
                 [sys.executable, "-m", "rl_training.runtime.compile.worker", str(self._work)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                # A plug-in or a task of the user may lie beside the script that was started.
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
             )
 
     def _cached(self) -> bool:

@@ -22,7 +22,7 @@ from rl_training.data.datasets.blank import BlankRows, DatasetShape
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.registry import get_algorithm_spec, import_plugin
 from rl_training.models.precision import set_precision
 from rl_training.runtime.compile.cache import Request, load_library, write_library
 from rl_training.runtime.compile.programs import (
@@ -39,6 +39,7 @@ from rl_training.runtime.replay import dataset_buffer, load_buffer, make_replay
 
 def build(request: Request) -> tuple[AnyLearner, EnvSpec, TrainConfig, dict[str, Source]]:
     """Build the learner of a request and what is to be compiled of it."""
+    import_plugin(request.config["algo"])
     config = TrainConfig(**request.config)
     env = EnvSpec.model_validate(request.env_spec)
     spec = get_algorithm_spec(config.algo)

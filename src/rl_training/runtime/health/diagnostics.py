@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rl_training._version import __version__
 from rl_training.errors import CheckpointError, NonFiniteError, RLTrainingError
-from rl_training.experiment.checkpoint import files as files
+from rl_training.experiment.checkpoint import files
 
 if TYPE_CHECKING:
     from rl_training.runtime.session import Session

@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.contract import build, flat_state, small_config
 from rl_training.data.rewards import scale_rewards
 from rl_training.experiment.checkpointing import list_checkpoints, load_checkpoint, open_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.rng import Rng
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.results import TrainResult, summarize_returns
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
 from rl_training.runtime.workflows import load_agent
+from rl_training.testing.contract import build, flat_state, names_under_test, small_config
 
 ONLINE = {"buffer_capacity": 200, "learning_starts": 20}
 OF_ITS_OWN = ("rng", "num_updates", "last")
 every_one = pytest.mark.parametrize(
-    "algo", [name for name in algorithm_names() if get_algorithm_spec(name).continues_online]
+    "algo", [name for name in names_under_test() if get_algorithm_spec(name).continues_online]
 )
 _SOURCES: dict[str, TrainResult] = {}
 

@@ -7,31 +7,32 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.contract import (
+from rl_training.algorithms.imagining import Imagining
+from rl_training.algorithms.optim import Adam
+from rl_training.data.batch import TransitionBatch
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpoint.tree import compare_states
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.recorder import FOLD_AFTER, MetricRecorder
+from rl_training.state import Stateful
+from rl_training.testing.contract import (
     PIXEL_TASK,
     TASK,
     assert_member_equals,
     build,
     flat_state,
     make_batch,
+    names_under_test,
     no_host_reads,
     random_obs,
     takes_pixels,
 )
-from rl_training.algorithms.imagining import Imagining
-from rl_training.algorithms.optim import Adam
-from rl_training.data.batch import TransitionBatch
-from rl_training.errors import ConfigError
-from rl_training.experiment.checkpoint.tree import compare_states
-from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
-from rl_training.runtime.recorder import FOLD_AFTER, MetricRecorder
-from rl_training.state import Stateful
 
 CASES = [
     (name, TASK[kind])
-    for name in algorithm_names()
+    for name in names_under_test()
     for kind in get_algorithm_spec(name).action_kinds
-] + [(name, PIXEL_TASK) for name in algorithm_names() if takes_pixels(name)]
+] + [(name, PIXEL_TASK) for name in names_under_test() if takes_pixels(name)]
 every_case = pytest.mark.parametrize(("algo", "task"), CASES)
 
 
@@ -81,7 +82,7 @@ def test_metrics_are_finite_and_exactly_the_declared_ones(algo: str, task: str) 
     assert result.num_gradient_steps >= 1
 
 
-@pytest.mark.parametrize("algo", algorithm_names())
+@pytest.mark.parametrize("algo", names_under_test())
 def test_log_lines_may_follow_any_number_of_updates(algo: str) -> None:
     """Windows that end where the recorder has just folded, or that hold nothing, are no exception.
 
@@ -189,7 +190,7 @@ def test_acting_deterministically_leaves_the_state_alone(algo: str, task: str) -
     assert compare_states(before, flat_state(learner.state_dict())) == []
 
 
-@pytest.mark.parametrize("algo", algorithm_names())
+@pytest.mark.parametrize("algo", names_under_test())
 def test_update_takes_a_plain_mapping(algo: str) -> None:
     learner, env = build(algo)
     twin, _ = build(algo)
@@ -229,7 +230,7 @@ DEFAULT_EPSILONS = {
 """Those that are not Adam's usual 1e-8."""
 
 
-@pytest.mark.parametrize("algo", algorithm_names())
+@pytest.mark.parametrize("algo", names_under_test())
 def test_every_adam_has_the_epsilon_of_its_setting(algo: str) -> None:
     def epsilons(**settings: Any) -> dict[str, float]:
         learner = build(algo, **settings)[0]

@@ -9,15 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.contract import (
-    PIXEL_TASK,
-    build,
-    has_settings,
-    rate_name,
-    small_config,
-    takes_pixels,
-    varying_values,
-)
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
 from rl_training.algorithms.imagining import Imagining
 from rl_training.algorithms.online_config import replay_settings
@@ -26,7 +17,7 @@ from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.precision import set_precision
 from rl_training.runtime.compile import runner as accelerate
 from rl_training.runtime.compile.cache import Program, Request, as_traced
@@ -43,8 +34,18 @@ from rl_training.runtime.imagining import synthetic_buffer
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
+from rl_training.testing.contract import (
+    PIXEL_TASK,
+    build,
+    has_settings,
+    names_under_test,
+    rate_name,
+    small_config,
+    takes_pixels,
+    varying_values,
+)
 
-every_algorithm = pytest.mark.parametrize("algo", algorithm_names())
+every_algorithm = pytest.mark.parametrize("algo", names_under_test())
 SEEDS = (3, 5)
 
 
@@ -139,7 +140,7 @@ OWN_WAYS: dict[str, list[dict[str, Any]]] = {
 """Settings that take another way through an update, beside those that a loop's methods share."""
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     (name, settings)
-    for name in algorithm_names()
+    for name in names_under_test()
     for settings in (
         {},
         *(way for way in OTHER_WAYS[get_algorithm_spec(name).loop] if has_settings(name, way)),

@@ -9,36 +9,37 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.contract import (
+from rl_training.algorithms.base import AnyLearner
+from rl_training.envs.spec import EnvSpec
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.train import train
+from rl_training.runtime.verify import verify_resume
+from rl_training.testing.contract import (
     TASK,
     assert_member_equals,
     build,
     flat_state,
     make_batch,
+    names_under_test,
     no_host_reads,
     random_obs,
     rate_name,
     small_config,
     varying_values,
 )
-from rl_training.algorithms.base import AnyLearner
-from rl_training.envs.spec import EnvSpec
-from rl_training.errors import ConfigError
-from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
-from rl_training.runtime.train import train
-from rl_training.runtime.verify import verify_resume
 
 SEEDS = (7, 7, 3)
 """Two members that differ in nothing but a setting, and one of another seed."""
 CASES = [
     pytest.param(algo, TASK[kind], name, id=f"{algo}-{kind}-{name}")
-    for algo in algorithm_names()
+    for algo in names_under_test()
     for kind in get_algorithm_spec(algo).action_kinds
     for name in get_algorithm_spec(algo).config_class.may_vary()
 ]
 every_case = pytest.mark.parametrize(("algo", "task", "name"), CASES)
-every_algorithm = pytest.mark.parametrize("algo", algorithm_names())
+every_algorithm = pytest.mark.parametrize("algo", names_under_test())
 
 
 def groups_and_singles(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.tiny import SMALL_MODEL, SMALL_WORLD_MODEL
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.gail.demonstrations import Demonstrated
 from rl_training.algorithms.replay_config import SequenceSettings
@@ -20,10 +22,44 @@ from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch, SequenceBatch, TransitionBatch
 from rl_training.envs.probe import probe_env
 from rl_training.envs.spec import EnvSpec
+from rl_training.envs.tasks.games import Catch
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, import_plugin
 from rl_training.runtime.replay import load_buffer
 
+SMALL_MODEL: dict[str, Any] = {
+    "model_hidden_sizes": [16, 16],
+    "num_ensembles": 3,
+    "num_elites": 2,
+    "model_batch_size": 16,
+    "model_max_epochs": 2,
+    "rollout_batch_size": 24,
+    "rollout_horizon": 2,
+    "rollouts_kept": 2,
+    "rollout_refresh_interval": 25,
+    "model_train_frequency": 50,
+    "planning_horizon": 4,
+    "planning_candidates": 8,
+    "planning_topk": 3,
+    "planning_iterations": 2,
+    "planning_particles": 6,
+}
+"""Small values of the settings of a dynamics ensemble, and of planning in one."""
+SMALL_WORLD_MODEL: dict[str, Any] = {
+    "size": "tiny",
+    "deter_size": 16,
+    "model_hidden_size": 16,
+    "units": 16,
+    "cnn_depth": 4,
+    "latent_groups": 4,
+    "latent_classes": 4,
+    "num_bins": 41,
+    "batch_length": 8,
+    "imagination_horizon": 3,
+    "warmup_updates": 0,
+    "actor_learning_rate": 1e-3,
+}
+"""Small values of the settings of a recurrent world model."""
 SMALL: dict[str, Any] = {
     "hidden_sizes": [16, 16],
     "features_dim": 16,
@@ -56,12 +92,39 @@ SMALL: dict[str, Any] = {
 AT_MOST: dict[str, int] = {"gradient_updates_per_step": 2, "num_critics": 3}
 """Bounds on defaults that would make tests slow, or too short to see what comes once a round."""
 
+CHOSEN = "RL_TRAINING_TESTED"
+"""Variable that names the algorithms to test, separated by commas; unset means the package's."""
+
+
+def names_under_test() -> tuple[str, ...]:
+    """Return the algorithms that the suite goes through, with plug-ins imported."""
+    chosen = os.environ.get(CHOSEN)
+    if not chosen:
+        return algorithm_names()
+    for name in chosen.split(","):
+        import_plugin(name)
+    return tuple(chosen.split(","))
+
+
 Batch = TransitionBatch | RolloutBatch | SequenceBatch
 TASK = {"continuous": "Pendulum-v1", "discrete": "CartPole-v1"}
 PIXEL_TASK = "rl_training/Catch-v0"
+IMAGE_TASK = f"{__name__}:CatchImages"
+
+
+class CatchImages(Catch):
+    """Catch with channels last, as rendered images have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, (10, 10, 2), np.uint8)
+
+    def _obs(self) -> Any:
+        return np.ascontiguousarray(super()._obs().transpose(1, 2, 0))
 
 
 def small_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:
+    """Return settings that make an algorithm quick, with changes."""
     fields = spec.config_class.model_fields
     small = {k: v for k, v in SMALL.items() if k in fields}
     small |= {k: v for k, v in AT_MOST.items() if k in fields and fields[k].default > v}
@@ -71,6 +134,7 @@ def small_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:
 def small_config(
     algo: str, folder: Path | str, *, task: str | None = None, **changes: Any
 ) -> TrainConfig:
+    """Return a run of an algorithm that takes a second or two, with changes."""
     spec = get_algorithm_spec(algo)
     settings = small_settings(spec, **changes.pop("algo_kwargs", {}))
     base: dict[str, Any] = {
@@ -95,6 +159,7 @@ def build(
     varied: Mapping[str, Sequence[float]] | None = None,
     **settings: Any,
 ) -> tuple[AnyLearner, EnvSpec]:
+    """Build a small learner, as a run would, and the description of its task."""
     spec = get_algorithm_spec(algo)
     env = probe_env(task or TASK[spec.action_kinds[0]], {})
     config = spec.config_class(**small_settings(spec, **settings))

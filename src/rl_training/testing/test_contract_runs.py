@@ -9,20 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.contract import TASK, flat_state, has_settings, small_config, takes_pixels
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.config import load_config
 from rl_training.experiment.logging import read_metrics
-from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
-from rl_training.resources import preset_names
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.recorder import FOLD_AFTER
 from rl_training.runtime.threads import thread_count
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
 from rl_training.runtime.workflows import load_agent, predict_from_checkpoint, resume_training
+from rl_training.testing.contract import (
+    IMAGE_TASK,
+    TASK,
+    flat_state,
+    has_settings,
+    names_under_test,
+    small_config,
+    takes_pixels,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
-every_algorithm = pytest.mark.parametrize("algo", algorithm_names())
+every_algorithm = pytest.mark.parametrize("algo", names_under_test())
 MIX = [{"kind": "random", "weight": 3.0}, {"kind": "random"}]
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "off_policy": {
@@ -71,7 +76,7 @@ def variants_of(algo: str) -> dict[str, dict[str, Any]]:
 
 RESUMES = [
     pytest.param(name, variant, id=f"{name}-{label}")
-    for name in algorithm_names()
+    for name in names_under_test()
     for label, variant in variants_of(name).items()
     if has_settings(name, variant.get("algo_kwargs", {}))
 ]
@@ -81,7 +86,7 @@ PIXELS: dict[str, dict[str, Any]] = {
     "offline": {},
 }
 STACKED = {
-    "task": "helpers.envs:CatchImages",
+    "task": IMAGE_TASK,
     "env_kwargs": {"max_episode_steps": 7, "wrappers": {"pixels": {"frame_stack": 3}}},
 }
 
@@ -95,7 +100,7 @@ def pixels_of(algo: str) -> dict[str, Any]:
 
 RESUMES += [
     pytest.param(name, pixels_of(name), id=f"{name}-pixels")
-    for name in algorithm_names()
+    for name in names_under_test()
     if takes_pixels(name)
 ]
 
@@ -122,10 +127,10 @@ def test_log_lines_of_a_run_may_lie_as_many_updates_apart_as_the_recorder_folds(
 
 WIDE = {"hidden_sizes": [64, 64]}
 """Two threads share the products and decompositions of such layers, not those of smaller ones."""
-THREADS = [pytest.param(name, 1, id=f"{name}-1") for name in algorithm_names()] + [
+THREADS = [pytest.param(name, 1, id=f"{name}-1") for name in names_under_test()] + [
     # Two threads on a busy machine take ten times as long; one method shows what all share.
     pytest.param(name, 2, id=f"{name}-2", marks=[] if name == "ppo" else [pytest.mark.slow])
-    for name in algorithm_names()
+    for name in names_under_test()
 ]
 
 
@@ -178,21 +183,6 @@ def test_predict_is_in_bounds_has_the_right_type_and_is_deterministic(
         assert (batch <= spec.action_high).all()
 
 
-@pytest.mark.parametrize("preset", preset_names())
-def test_preset_builds_its_learner(preset: str) -> None:
-    config = load_config(preset)
-    assert preset.split("/")[0] == config.algo
-    if config.env_id.startswith("ALE/"):
-        pytest.importorskip("ale_py")
-    elif "-v5" in config.env_id:
-        pytest.importorskip("mujoco")
-    from rl_training.envs.probe import probe_env
-
-    env = probe_env(config.env_id, config.env_kwargs)
-    learner = get_algorithm_spec(config.algo).build(env, config.algo_config, (0,))
-    assert learner.config == config.algo_config
-
-
 @every_algorithm
 def test_every_action_kind_trains(algo: str, tmp_path: Path) -> None:
     for kind in get_algorithm_spec(algo).action_kinds:
@@ -200,16 +190,3 @@ def test_every_action_kind_trains(algo: str, tmp_path: Path) -> None:
         assert result.metrics["global_step"] >= 64
         assert np.isfinite(result.metrics["eval_return_mean"])
         assert result.metrics["eval_episodes"] == 2
-
-
-@every_algorithm
-def test_trainer_shim_example_documentation_and_tests_exist(algo: str) -> None:
-    shim = ROOT / "src/rl_training/runtime" / f"{algo}_trainer.py"
-    assert len(shim.read_text().splitlines()) <= 8
-    module = __import__(f"rl_training.runtime.{algo}_trainer", fromlist=["x"])
-    assert callable(getattr(module, f"train_{algo}"))
-    assert list((ROOT / "examples").glob(f"{algo}_*_reference.py"))
-    assert (ROOT / "docs/algorithms" / f"{algo}.md").is_file()
-    assert any(name.startswith(f"{algo}/") for name in preset_names())
-    for kind in ("update", "trainer_smoke", "reference_script"):
-        assert (ROOT / "tests" / f"test_{algo}_{kind}.py").is_file()

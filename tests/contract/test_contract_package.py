@@ -1,0 +1,37 @@
+"""What every method of the package has beside its file: presets, a trainer, an example, a page."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.tiny import ROOT
+from rl_training.experiment.config import load_config
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.resources import preset_names
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_preset_builds_its_learner(preset: str) -> None:
+    config = load_config(preset)
+    assert preset.split("/")[0] == config.algo
+    if config.env_id.startswith("ALE/"):
+        pytest.importorskip("ale_py")
+    elif "-v5" in config.env_id:
+        pytest.importorskip("mujoco")
+    from rl_training.envs.probe import probe_env
+
+    env = probe_env(config.env_id, config.env_kwargs)
+    learner = get_algorithm_spec(config.algo).build(env, config.algo_config, (0,))
+    assert learner.config == config.algo_config
+
+
+def test_trainer_shim_example_documentation_and_tests_exist(algo: str) -> None:
+    shim = ROOT / "src/rl_training/runtime" / f"{algo}_trainer.py"
+    assert len(shim.read_text().splitlines()) <= 8
+    module = __import__(f"rl_training.runtime.{algo}_trainer", fromlist=["x"])
+    assert callable(getattr(module, f"train_{algo}"))
+    assert list((ROOT / "examples").glob(f"{algo}_*_reference.py"))
+    assert (ROOT / "docs/algorithms" / f"{algo}.md").is_file()
+    assert any(name.startswith(f"{algo}/") for name in preset_names())
+    for kind in ("update", "trainer_smoke", "reference_script"):
+        assert (ROOT / "tests" / f"test_{algo}_{kind}.py").is_file()
