@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: train test check check-portable docs learn evidence faults bench clean
+.PHONY: train test test-all check check-portable docs learn evidence faults bench clean
 
 train: $(STAMP)  ## Train SAC on Pendulum-v1 until it is solved, and say what to do next.
 	@$(BIN)/rl-training train --config sac/pendulum_first_run
 
-test: $(STAMP)  ## Run the fast tests, as CI does.
+test: $(STAMP)  ## The tests that CI runs: cheap ones of every method, expensive ones of four.
 	$(BIN)/python -m pytest -n 2
+
+test-all: $(STAMP)  ## The whole matrix: every test of every method but the slow ones.
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
 
 check: $(STAMP)  ## Formatting, lint and types.
 	$(BIN)/ruff format --check .

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.compare import PEER_PACKAGES
-from bench.figures import Figure
-from bench.machine import describe, headline
-from bench.options import BenchError, Options
-from bench.rows import ALGOS, ROWS, Row, names_of
-from bench.table import WIDTH, format_failure, format_figure, header
+from bench.speed.compare import PEER_PACKAGES
+from bench.speed.figures import Figure
+from bench.speed.machine import describe, headline
+from bench.speed.options import BenchError, Options
+from bench.speed.rows import ALGOS, ROWS, Row, names_of
+from bench.speed.table import WIDTH, format_failure, format_figure, header
 
 
 def _rows_help() -> str:
@@ -178,7 +178,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in rows:
         row = ROWS[name]
         try:
-            for figure in importlib.import_module(f"bench.{row.measure}").measure(row, options):
+            for figure in importlib.import_module(f"bench.speed.{row.measure}").measure(
+                row, options
+            ):
                 figures.append(figure)
                 print(format_figure(figure, colour=sys.stdout.isatty()), flush=True)
                 if path is not None:  # after every figure: a long benchmark may be cut short

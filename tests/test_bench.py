@@ -19,16 +19,16 @@ from typing import Any
 import pytest
 import torch
 from bench.__main__ import main, make_parser, parse, report
-from bench.compare import PEER_PACKAGES, find_peer, measure
-from bench.figures import Figure
-from bench.gpu_seeds import WATCHED
-from bench.memory import peak_bytes, smallest_presets
-from bench.options import BenchError, Options
-from bench.ours import dqn
-from bench.pace import Pace, WorkSettings
-from bench.rows import ALGOS, ROWS, Bar, names_of
-from bench.table import WIDTH, format_failure, format_figure, header
-from bench.timers import Timers
+from bench.speed.compare import PEER_PACKAGES, find_peer, measure
+from bench.speed.figures import Figure
+from bench.speed.gpu_seeds import WATCHED
+from bench.speed.memory import peak_bytes, smallest_presets
+from bench.speed.options import BenchError, Options
+from bench.speed.ours import dqn
+from bench.speed.pace import Pace, WorkSettings
+from bench.speed.rows import ALGOS, ROWS, Bar, names_of
+from bench.speed.table import WIDTH, format_failure, format_figure, header
+from bench.speed.timers import Timers
 
 from helpers.tiny import ROOT
 from rl_training.experiment.registry import algorithm_names
@@ -53,9 +53,9 @@ def figure(**changes: Any) -> Figure:
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
 def test_a_row_names_work_that_exists_on_every_side(row: Any) -> None:
-    assert callable(importlib.import_module(f"bench.{row.measure}").measure)
+    assert callable(importlib.import_module(f"bench.speed.{row.measure}").measure)
     if row.work:
-        assert callable(getattr(importlib.import_module("bench.ours"), row.work))
+        assert callable(getattr(importlib.import_module("bench.speed.ours"), row.work))
     for peer in row.peers:
         tree = ast.parse((ROOT / f"bench/peers/{peer}.py").read_text())
         assert row.work in {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
@@ -257,7 +257,7 @@ class Work:
 
 
 def test_time_is_charged_once_and_methods_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.timers.time.perf_counter", lambda: Work.now)
+    monkeypatch.setattr("bench.speed.timers.time.perf_counter", lambda: Work.now)
     before, timers = Work.outer, Timers()
     with timers.watching([(Work, "outer", "outer"), (Work, "inner", "inner")]):
         Work().outer()
@@ -268,7 +268,7 @@ def test_time_is_charged_once_and_methods_are_put_back(monkeypatch: pytest.Monke
 
 def test_the_peak_is_of_the_process_alone_and_includes_what_it_has_freed() -> None:
     code = (
-        "from bench.memory import peak_bytes\n"
+        "from bench.speed.memory import peak_bytes\n"
         "before = peak_bytes()\n"
         "held = b'x' * 50_000_000\n"
         "del held\n"
@@ -299,7 +299,7 @@ ON_CPU = Options(device="cpu", accelerate="off", repeats=1, seeds=(2,), seconds=
 
 
 def test_updates_of_several_seeds_are_counted_per_seed() -> None:
-    module = importlib.import_module("bench.gpu_updates")
+    module = importlib.import_module("bench.speed.gpu_updates")
     (made,) = module.measure(ROWS["gpu-sac"], replace(ON_CPU, precisions=("fp32", "tf32")))
     assert (made.unit, made.bar, made.label) == ("seed-steps/s", None, "gpu-sac 2 fp32")
     (rate,) = made.extra["gradient_steps_per_second"]
@@ -307,7 +307,7 @@ def test_updates_of_several_seeds_are_counted_per_seed() -> None:
 
 
 def test_the_algorithm_of_updates_is_chosen_and_gpu_sac_stays_sac() -> None:
-    module = importlib.import_module("bench.gpu_updates")
+    module = importlib.import_module("bench.speed.gpu_updates")
     options = replace(ON_CPU, precisions=("fp32",), algos=("td3_bc",))
     (made,) = module.measure(ROWS["gpu-update"], options)
     assert (made.label, made.extra["algo"]) == ("gpu-td3_bc 2 fp32", "td3_bc")
@@ -318,14 +318,14 @@ def test_the_algorithm_of_updates_is_chosen_and_gpu_sac_stays_sac() -> None:
 
 
 def test_bars_of_updates_are_of_lines_that_the_row_has() -> None:
-    module = importlib.import_module("bench.gpu_updates")
+    module = importlib.import_module("bench.speed.gpu_updates")
     for name, algos in (("gpu-sac", None), ("gpu-update", ALGOS)):
         works = module._works(ROWS[name], replace(ON_CPU, seeds=None, algos=algos))
         assert set(ROWS[name].bars) <= {work.bar_name for work in works}
 
 
 def test_the_time_of_a_run_is_split_and_adds_up() -> None:
-    module = importlib.import_module("bench.gpu_seeds")
+    module = importlib.import_module("bench.speed.gpu_seeds")
     (made,) = module.measure(ROWS["gpu-seeds"], ON_CPU)
     assert sum(made.extra["shares"].values()) == pytest.approx(1)
     assert {"environments", "acting", "updates", "transfer"} <= set(made.extra["shares"])

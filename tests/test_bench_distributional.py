@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from bench import ours
-from bench.distributional import prepare_quantiles, quantile_config, quantile_task, sizes_of
-from bench.pace import Pace, WorkSettings
-from bench.rows import ROWS, Bar
-from bench.sizes import QUANTILES
-from bench.updates import full_replay
+from bench.speed import ours
+from bench.speed.distributional import prepare_quantiles, quantile_config, quantile_task, sizes_of
+from bench.speed.pace import Pace, WorkSettings
+from bench.speed.rows import ROWS, Bar
+from bench.speed.sizes import QUANTILES
+from bench.speed.updates import full_replay
 
 EAGER = WorkSettings(chunk=1)
 ALGOS = ("iqn", "fqf")

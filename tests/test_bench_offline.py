@@ -15,19 +15,29 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import bench.offline
+import bench.evidence.offline
 import numpy as np
 import pytest
 import torch
-from bench.compare import require_same_sizes
-from bench.noise import noise_columns
-from bench.offline import DEFAULTS, PEER, Data, main, make_jobs, make_parser, prepare, run, table
-from bench.offline_job import METHODS, Job, evaluate, make_job
-from bench.offline_ours import WEIGHTS, offline_config, train_offline
-from bench.options import BenchError
-from bench.rows import ALGOS
-from bench.sizes import OFFLINE, SAC
-from bench.updates import noise_buffer, prepare_updates, update_config
+from bench.evidence.offline import (
+    DEFAULTS,
+    PEER,
+    Data,
+    main,
+    make_jobs,
+    make_parser,
+    prepare,
+    run,
+    table,
+)
+from bench.evidence.offline_job import METHODS, Job, evaluate, make_job
+from bench.evidence.offline_ours import WEIGHTS, offline_config, train_offline
+from bench.speed.compare import require_same_sizes
+from bench.speed.noise import noise_columns
+from bench.speed.options import BenchError
+from bench.speed.rows import ALGOS
+from bench.speed.sizes import OFFLINE, SAC
+from bench.speed.updates import noise_buffer, prepare_updates, update_config
 
 from helpers.tiny import ROOT
 from rl_training.experiment.config import load_config
@@ -218,7 +228,7 @@ def test_finished_jobs_are_kept_and_a_failed_one_is_done_again(
             raise RuntimeError("no luck")
         return {"returns": [float(job.seed)], "training_seconds": 1.0}
 
-    monkeypatch.setattr(bench.offline, "run", fake)
+    monkeypatch.setattr(bench.evidence.offline, "run", fake)
     report = file.with_suffix(".json")
     command = ["--data", str(file), "--methods", "iql", "--jobs", "1", "--json", str(report)]
     assert main(command) == 1
@@ -242,8 +252,8 @@ def test_commands_of_the_docs_parse() -> None:
     found = 0
     for page in (ROOT / "docs").rglob("*.md"):
         for line in page.read_text().replace("\\\n", " ").splitlines():
-            if "python -m bench.offline " in line and "`" not in line:
-                command = line.partition("python -m bench.offline ")[2]
+            if "python -m bench.evidence.offline " in line and "`" not in line:
+                command = line.partition("python -m bench.evidence.offline ")[2]
                 make_parser().parse_args(shlex.split(command, comments=True))
                 found += 1
     assert found >= 2

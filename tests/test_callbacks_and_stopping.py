@@ -105,6 +105,7 @@ def test_callbacks_of_a_resumed_run_know_where_it_began(tmp_path: Path) -> None:
     assert [step for event, step in diary.events if event == "step"] == [48, 64]
 
 
+@pytest.mark.expensive
 def test_a_callback_may_end_the_run_which_is_saved_and_can_be_resumed(
     algo: str, tmp_path: Path
 ) -> None:
@@ -238,6 +239,7 @@ WATCHED: dict[str, Callable[[Path, str], TrainConfig]] = {
 }
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize("watch", WATCHED)
 def test_watching_a_run_does_not_change_it(
     watch: str, plain: tuple[str, str], tmp_path: Path
@@ -248,6 +250,7 @@ def test_watching_a_run_does_not_change_it(
     assert (run / "tensorboard").exists() == (watch == "tensorboard")
 
 
+@pytest.mark.expensive
 def test_another_seed_does_change_it(plain: tuple[str, str], tmp_path: Path) -> None:
     algo, digest = plain
     assert learner_digest(train(tiny_config(algo, tmp_path, seed=1)).run_dir) != digest
@@ -304,6 +307,7 @@ def test_metrics_of_a_killed_and_resumed_run_are_those_of_an_uninterrupted_one(
     assert learner_digest(killed) == learner_digest(whole)
 
 
+@pytest.mark.expensive
 def test_each_step_stands_once_in_the_metrics_and_in_order(config: TrainConfig) -> None:
     cut = train(config, stop_at=32)
     resume_training(cut.run_dir)

@@ -114,6 +114,7 @@ def test_a_saved_file_cannot_be_resumed(finished: TrainResult, tmp_path: Path) -
 # Resuming
 
 
+@pytest.mark.expensive
 def test_a_resumed_run_is_the_uninterrupted_run(config: TrainConfig) -> None:
     report = verify_resume(config, 33)
     assert report.identical, report.lines()

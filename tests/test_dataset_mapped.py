@@ -228,6 +228,7 @@ def test_an_update_of_mapped_rows_takes_the_batch_as_an_argument(tmp_path: Path)
 # Compiling
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("storage", ["device", "mapped"])
 def test_the_compiling_process_traces_the_same_program_without_the_dataset(
     storage: str, tmp_path: Path

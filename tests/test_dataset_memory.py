@@ -50,6 +50,7 @@ def huge_folder(folder: Path, rows: int) -> Path:
     return folder
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of Linux")
 @pytest.mark.parametrize("what", ["mapped", "device", "inspect and check"])
 def test_a_dataset_of_600_megabytes_needs_less_than_200(what: str, tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import bench.evidence
+import bench.evidence.__main__ as evidence
 import pytest
 import yaml
-from bench.evidence import main
-from bench.evidence_page import plot, rendered, section
-from bench.evidence_record import Record, measure, read_records, record_path, write_record
-from bench.gates import DATA_VARIABLE, EPISODES, GATES, Gate, find_gates, quick_gates
+from bench.evidence.__main__ import main
+from bench.evidence.gates import DATA_VARIABLE, EPISODES, GATES, Gate, find_gates, quick_gates
+from bench.evidence.page import plot, rendered, section
+from bench.evidence.record import Record, measure, read_records, record_path, write_record
 
 from helpers.tiny import ROOT, run_cli
 from rl_training.errors import ConfigError, DataError
@@ -279,7 +279,7 @@ def test_a_committed_record_is_of_the_gate_as_it_stands(gate: Gate) -> None:
 def test_a_gate_is_run_recorded_and_rendered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench.evidence, "find_gates", lambda names: (TINY,))
+    monkeypatch.setattr(evidence, "find_gates", lambda names: (TINY,))
     page, out = tmp_path / "results.md", tmp_path / "evidence"
     page.write_text(MARKERS)
     arguments = ["dqn", "--out", str(out), "--set", "threads=1"]
@@ -299,10 +299,10 @@ def test_a_gate_is_run_recorded_and_rendered(
     assert page.read_text() == text
     wider = replace(TINY, settings=(*SETTINGS, "algo_kwargs.hidden_sizes=[24]"))
     for other in (wider, replace(TINY, steps=48)):  # what is known is of another gate
-        monkeypatch.setattr(bench.evidence, "find_gates", lambda names, gate=other: (gate,))
+        monkeypatch.setattr(evidence, "find_gates", lambda names, gate=other: (gate,))
         assert main([*arguments, "--missing"]) == 0
         assert read_records(out)[TINY.preset].trained == other.trained()
-    monkeypatch.setattr(bench.evidence, "find_gates", lambda names: (replace(TINY, bar=501.0),))
+    monkeypatch.setattr(evidence, "find_gates", lambda names: (replace(TINY, bar=501.0),))
     assert main(arguments) == 1
     assert "bar 501 MISSED" in capsys.readouterr().out
 

@@ -31,6 +31,7 @@ class Starts(Callback):
         self.seen.append(state)
 
 
+@pytest.mark.expensive
 def test_the_manager_trains_every_registered_algorithm(config: TrainConfig) -> None:
     starts = Starts()
     trainer = ExperimentManager().setup(config, callbacks=[starts])

@@ -50,6 +50,7 @@ def plans(agent: Agent) -> bool:
     return issubclass(get_algorithm_spec(agent.config.algo).learner, PETS)
 
 
+@pytest.mark.expensive
 def test_learning_returns_where_the_run_is(trained: Trained) -> None:
     assert trained.result is trained.agent.result
     assert trained.result.metrics["global_step"] == STEPS

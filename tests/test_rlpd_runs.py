@@ -24,11 +24,12 @@ from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import replay as replays
 from rl_training.runtime.callbacks import Callback, TrainerState
-from rl_training.runtime.compile.programs import frequent_phases, replay_sources, replay_step
+from rl_training.runtime.compile.programs import frequent_phases, replay_sources
 from rl_training.runtime.compile.worker import build as build_request
 from rl_training.runtime.replay import make_replay
 from rl_training.runtime.results import TrainingInterrupted, TrainResult
 from rl_training.runtime.train import train
+from rl_training.runtime.updates import replay_step
 from rl_training.runtime.verify import verify_resume
 from rl_training.runtime.workflows import resume_training
 from rl_training.testing.contract import build, flat_state, small_config
@@ -214,6 +215,7 @@ def test_auto_copies_prior_data_to_the_device_or_says_that_it_does_not_fit(
         make_replay(config, env, 1, (0,), learner.device)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("algo", ["rlpd", "iql"])
 def test_the_compiling_process_traces_the_same_programs_without_the_prior_data(
     algo: str, tmp_path: Path

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from bench.pace import Pace
-from bench.sizes import DQN, QUANTILES, SAC
+from bench.speed.pace import Pace
+from bench.speed.sizes import DQN, QUANTILES, SAC
 
 
 def sac(pace: Pace) -> None:

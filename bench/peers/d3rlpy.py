@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from bench.noise import noise_columns
-from bench.pace import Pace
-from bench.sizes import OFFLINE, SAC
+from bench.speed.noise import noise_columns
+from bench.speed.pace import Pace
+from bench.speed.sizes import OFFLINE, SAC
 
 
 def sac(pace: Pace) -> None:

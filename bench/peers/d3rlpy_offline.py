@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from bench.offline_job import Job, Policy
+from bench.evidence.offline_job import Job, Policy
 
 WEIGHTS = {"cql": "conservative_weight", "iql": "weight_temp", "td3_bc": "alpha"}
 CONFIGS = {"cql": "CQLConfig", "iql": "IQLConfig", "td3_bc": "TD3PlusBCConfig"}

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from bench.pace import Pace
-from bench.sizes import DREAMER
+from bench.speed.pace import Pace
+from bench.speed.sizes import DREAMER
 
 
 def _number(value: Any) -> Any:

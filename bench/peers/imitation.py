@@ -12,8 +12,8 @@ from stable_baselines3 import PPO as BaselinesPPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 
-from bench.pace import Pace
-from bench.sizes import GAIL, PPO
+from bench.speed.pace import Pace
+from bench.speed.sizes import GAIL, PPO
 
 
 def _demonstrations() -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.noise import noise_columns
-from bench.pace import Pace
-from bench.sizes import ENSEMBLE, PETS, SAC
+from bench.speed.noise import noise_columns
+from bench.speed.pace import Pace
+from bench.speed.sizes import ENSEMBLE, PETS, SAC
 
 
 def _module(name: str) -> Any:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.noise import noise_columns
-from bench.pace import Pace
-from bench.sizes import ENSEMBLE, SAC
+from bench.speed.noise import noise_columns
+from bench.speed.pace import Pace
+from bench.speed.sizes import ENSEMBLE, SAC
 
 DECAYS = (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4)
 """Its own weight decays, layer by layer."""

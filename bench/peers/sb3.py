@@ -11,9 +11,9 @@ import stable_baselines3
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 
-from bench.pace import Pace
-from bench.sizes import DQN, PPO, QUANTILES, SAC
-from bench.task import Task
+from bench.speed.pace import Pace
+from bench.speed.sizes import DQN, PPO, QUANTILES, SAC
+from bench.speed.task import Task
 
 WARM_UP = 2_048
 

@@ -12,8 +12,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from bench.pace import Pace
-from bench.sizes import DQN, QUANTILES
+from bench.speed.pace import Pace
+from bench.speed.sizes import DQN, QUANTILES
 
 
 def _module(name: str) -> Any:

@@ -5,7 +5,7 @@ the exponential of its advantage, so that it improves without leaving the data.
 
     PYTHONPATH=examples/plugin rl-training train --config examples/plugin/awac_pendulum.yaml
 
-Overrides: td_target, actor_loss, act.
+Overrides: td_target, actor_loss, choose.
 Deviations: weights are clipped where the authors' code divides them by their sum over the batch.
 """
 
@@ -68,7 +68,7 @@ class AWAC(ActorCritic):
         metrics = {"advantage_mean": advantage, "weight_mean": weight}
         return -(weight * log_prob).mean(1), metrics
 
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+    def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Sample from the policy when exploring, else take its mode."""
         return self.sample_action(obs) if explore else torch.tanh(self.model.policy(obs)[0])
 

@@ -96,6 +96,7 @@ def write_forgery(run: Path, config: dict[str, Any]) -> None:
         forge(checkpoint, change)
 
 
+@pytest.mark.expensive
 @every_algorithm
 def test_reading_commands_import_nothing_that_a_file_names(
     run_dir: Path, tmp_path: Path, watched: Watched
@@ -227,6 +228,7 @@ TASKS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.expensive
 @every_algorithm
 def test_sizes_in_a_file_that_its_tensors_do_not_have_cost_nothing(
     algo: str, run_dir: Path

@@ -87,6 +87,7 @@ PAIRS = [(algo, 1 if algo < "n" else 3, "both") for algo in ONLINE if algo not i
 PAIRS += [(algo, n, ends) for algo in ("dqn", "ppo") for n in (1, 3) for ends in ENDS]
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize(("algo", "num_envs", "ends"), PAIRS)
 def test_every_transition_is_one_that_happened(
     algo: str, num_envs: int, ends: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

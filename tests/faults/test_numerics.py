@@ -141,6 +141,7 @@ def quiet_config(algo: str, folder: Path, **changes: Any) -> TrainConfig:
     return small_config(algo, folder, run_name="run", **changes)
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize(
     "where", ["gradient", "loss", pytest.param("weights", marks=pytest.mark.slow)]
 )
@@ -161,6 +162,7 @@ def test_a_bad_update_is_never_saved_and_is_described(
     assert found["config"]["algo"] == algo
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize("where", ENV_FAULTS)
 @pytest.mark.parametrize(
     "algo", [a for a in algorithm_names() if get_algorithm_spec(a).loop is not Loop.OFFLINE]

@@ -107,6 +107,7 @@ def load(part: Any, name: str, state: Any) -> None:
         part.load_state_dict(state)
 
 
+@pytest.mark.expensive
 def test_without_any_leaf_nothing_loads(
     run: tuple[str, dict[str, Any], Path], tried: Tried
 ) -> None:

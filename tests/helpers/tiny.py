@@ -120,13 +120,13 @@ def clean_environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def run_python(*arguments: object, cwd: Path | None = None) -> Outcome:
+def run_python(*arguments: object, cwd: Path | None = None, timeout: float = 120) -> Outcome:
     """Run Python in a process of its own."""
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
         check=False,
         cwd=cwd,
         env=clean_environment(),

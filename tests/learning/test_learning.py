@@ -1,6 +1,6 @@
 """Proof that the presets learn: three seeds, the last checkpoint, twenty fresh episodes.
 
-`make learn` runs this, the quick ones of the gates in `bench/gates.py`; `make evidence` runs all.
+`make learn` runs this, the quick gates of `bench/evidence/gates.py`; `make evidence` runs all.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 
 import pytest
-from bench.evidence import told
-from bench.evidence_record import measure
-from bench.gates import DATA_VARIABLE, Gate, quick_gates
+from bench.evidence.__main__ import told
+from bench.evidence.gates import DATA_VARIABLE, Gate, quick_gates
+from bench.evidence.record import measure
 
 
 @pytest.mark.slow

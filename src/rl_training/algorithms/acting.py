@@ -45,9 +45,17 @@ class Acts(Stateful):
     rng: Rng
     """Source of the learner's randomness."""
 
+    def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+        """Choose actions for `obs` `[S, n, ...]` as the networks see them; a method's own part."""
+        raise NotImplementedError
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Return observations as the networks see them."""
+        return obs
+
     def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Choose actions for `obs` `[S, n, ...]` in learner units (continuous ones in [-1, 1])."""
-        raise NotImplementedError
+        return self.choose(self.normalize(obs), explore=explore)
 
     def initial_acting_state(self, num_envs: int) -> ActingState | None:  # noqa: ARG002
         """Return what acting must remember between steps; None where that is nothing.

@@ -1,12 +1,14 @@
 """Template of off-policy actor-critics: critic, then actor, then multipliers, then targets.
 
 Hooks return losses `[S]` and metrics; only `step` and `improve` below move optimizers, so the order
-of an update stands in one place.  Shapes: S seeds, N critics, B batch, A action.
+of an update stands in one place.  The policy may move once in several updates of the critics
+(`actor_delay`); its metrics are then those of its last step, zero before the first.
+Shapes: S seeds, N critics, B batch, A action.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -23,9 +25,12 @@ from rl_training.algorithms.losses import weighted_mean
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.rng import Rng
+from rl_training.state import Stateful
 from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Sizes
 
 Loss = tuple[Tensor, dict[str, Tensor]]
+WITH_ACTOR, CRITICS_ONLY = 0, 1
+"""Phases of an update."""
 
 
 class LearningRate(AlgoConfig):
@@ -62,12 +67,34 @@ class ActorCriticConfig(ActorCriticSettings, LearningRate):
     """Settings of most off-policy actor-critics."""
 
 
+class LastMetrics(Stateful):
+    """The metrics of the last actor step, `[S]` each; part of the checkpoint."""
+
+    def __init__(self, names: tuple[str, ...], num_seeds: int, device: torch.device) -> None:
+        self._names = names
+        for name in names:
+            setattr(self, name, torch.zeros(num_seeds, device=device))
+
+    def keep(self, metrics: Mapping[str, Tensor]) -> None:
+        """Take the metrics of an actor step, tensors `[S]` or `[S, B]`."""
+        with torch.no_grad():
+            for name in self._names:
+                value = metrics[name]
+                getattr(self, name).copy_(value if value.ndim == 1 else value.mean(1))
+
+    def read(self) -> dict[str, Tensor]:
+        """Return copies, which later steps do not change."""
+        return {name: getattr(self, name).clone() for name in self._names}
+
+
 class ActorCritic(TransitionLearner):
     """Critic regression to a target, then policy improvement against the critics."""
 
     config: ActorCriticSettings
     critic_rate: ClassVar[str] = "learning_rate"
     """Name of the setting that holds the critics' step size."""
+    actor_metrics: ClassVar[tuple[str, ...]] = ()
+    """What `improve` measures, where the actor does not move at every update."""
     model: Any  # networks `actor` and `critic`, `q_values`, `action_dim`
 
     def setup(self) -> None:
@@ -81,6 +108,21 @@ class ActorCritic(TransitionLearner):
         self.actor_optimizer = self.adam(
             self.model.actor.parameters(), self.actor_rate, max_grad_norm=config.max_grad_norm
         )
+        if self.actor_metrics:
+            self.last = LastMetrics(self.actor_metrics, self.num_seeds, self.device)
+
+    @property
+    def actor_delay(self) -> int:
+        """Updates of the critics per update of the policy."""
+        return 1
+
+    def moves_actor(self) -> bool:
+        """Whether the next update, or the one in progress, moves the policy."""
+        return (self.num_updates.value + 1) % self.actor_delay == 0
+
+    def phase(self) -> int:
+        """Tell whether the next update moves the policy."""
+        return WITH_ACTOR if self.moves_actor() else CRITICS_ONLY
 
     @property
     def actor_rate(self) -> str:
@@ -100,16 +142,22 @@ class ActorCritic(TransitionLearner):
         return StepOutput(metrics, priority=td_error)
 
     def improve(self, batch: TransitionBatch, measured: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Move actor and multipliers; returns their metrics.
+        """Move actor and multipliers when it is their turn; returns their metrics.
 
         Args:
             batch: Transitions.
             measured: Metrics of the critics.
         """
+        if not self.moves_actor():
+            return self.last.read()
         actor_loss, actor_metrics = self.actor_loss(batch)
         self.actor_optimizer.minimize(actor_loss)
         multiplier_metrics = self.update_multipliers(measured | actor_metrics)
-        return {"actor_loss": actor_loss} | actor_metrics | multiplier_metrics
+        metrics = {"actor_loss": actor_loss} | actor_metrics | multiplier_metrics
+        if not self.actor_metrics:
+            return metrics
+        self.last.keep(metrics)
+        return self.last.read()
 
     def update_targets(self) -> None:
         """Move the target critics."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
@@ -22,6 +23,8 @@ from rl_training.algorithms.results import StepOutput as StepOutput
 from rl_training.algorithms.results import UpdateResult as UpdateResult
 from rl_training.algorithms.schedules import learning_rate_factor
 from rl_training.data.batch import RolloutBatch, SequenceBatch, TransitionBatch
+from rl_training.data.datasets.config import DatasetSettings
+from rl_training.data.normalizer import RunningNorm
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
@@ -41,6 +44,8 @@ class Learner(Acts, Generic[BatchT]):
 
     config_class: ClassVar[type[AlgoConfig]]
     network_names: ClassVar[tuple[str, ...]] = ("model",)
+    batch_class: ClassVar[Any] = TransitionBatch
+    """What it learns from: `TransitionBatch`, `RolloutBatch` or `SequenceBatch`."""
 
     def __init__(
         self,
@@ -80,6 +85,7 @@ class Learner(Acts, Generic[BatchT]):
         self.rng = Rng(seeds, "learner", self.device)
         self.num_updates = Counter()
         self.progress = 0.0
+        self.setup_inputs()
         self.setup()
         self.set_progress(0.0)
 
@@ -89,12 +95,11 @@ class Learner(Acts, Generic[BatchT]):
         """Create target networks, optimizers and multipliers."""
         raise NotImplementedError
 
-    def as_batch(self, batch: BatchT | Mapping[str, Tensor]) -> BatchT:
-        """Return `batch` in the form `step` takes."""
-        raise NotImplementedError
-
     def step(self, batch: BatchT) -> StepOutput:
-        """Do one update: tensor operations and choices by `phase`, so that it can be compiled."""
+        """Do one update: tensor operations and choices by `phase`, so that it can be compiled.
+
+        Observations are as the networks see them.
+        """
         raise NotImplementedError
 
     def phase(self) -> int:
@@ -104,9 +109,6 @@ class Learner(Acts, Generic[BatchT]):
         """
         return 0
 
-    def see_data(self, buffer: ReplayBuffer) -> None:
-        """Take statistics of a fixed dataset before learning from it; called once per run."""
-
     def see_task(self, env: EnvSpec, env_kwargs: Mapping[str, Any], may_import: bool) -> None:
         """Take what is known of the task but shapes; `may_import` lets it import named modules."""
 
@@ -115,10 +117,18 @@ class Learner(Acts, Generic[BatchT]):
 
     # What is common
 
-    @property
-    def normalizes(self) -> bool:
-        """Whether the networks see observations standardised by statistics of the learner."""
-        return False
+    def as_batch(self, batch: BatchT | Mapping[str, Tensor]) -> BatchT:
+        """Return a mapping of tensors as a batch of the learner's kind."""
+        if not isinstance(batch, Mapping):
+            return batch
+        made: BatchT = self.batch_class.from_mapping(
+            batch, gamma=self.config.gamma, num_seeds=self.num_seeds
+        )
+        return made
+
+    def learn(self, batch: BatchT) -> StepOutput:
+        """Do one update on a batch as it was drawn; eager and compiled runs both execute this."""
+        return self.step(self.normalized(batch))
 
     def update(
         self,
@@ -127,13 +137,47 @@ class Learner(Acts, Generic[BatchT]):
         global_step: int | None = None,  # noqa: ARG002 - part of the public contract
     ) -> UpdateResult:
         """Learn from a batch, or from a mapping with `obs, actions, rewards, next_obs, dones`."""
-        output = self.step(self.as_batch(batch))
+        output = self.learn(self.as_batch(batch))
         self.num_updates.value += 1
         return UpdateResult(
             metrics=Metrics(output.metrics),
             num_gradient_steps=output.num_gradient_steps,
             priority=output.priority,
         )
+
+    # Observations standardised by the statistics of a dataset, where the settings ask for it
+
+    def setup_inputs(self) -> None:
+        """Create the statistics: mean 0 and variance 1 until data is seen."""
+        if isinstance(self.config, DatasetSettings):
+            obs_dim: int = getattr(self, self.network_names[0]).obs_dim
+            self.obs_norm = RunningNorm(self.num_seeds, (obs_dim,), self.device)
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether the networks see standardised observations."""
+        return isinstance(self.config, DatasetSettings) and self.config.normalize_observations
+
+    def see_data(self, buffer: ReplayBuffer) -> None:
+        """Take mean and variance of a dataset's observations, once per run, before learning."""
+        if self.normalizes:
+            for rows, weight in buffer.observation_blocks():
+                self.obs_norm.update(rows.expand(self.num_seeds, -1, -1).float(), weight)
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Standardise observations `[S, B, ...]` when asked to."""
+        return self.obs_norm(obs) if self.normalizes else obs
+
+    def normalized(self, batch: BatchT) -> BatchT:
+        """Standardise the observations of a batch when asked to."""
+        if not self.normalizes:
+            return batch
+        assert not isinstance(batch, SequenceBatch)
+        return replace(
+            batch, obs=self.normalize(batch.obs), next_obs=self.normalize(batch.next_obs)
+        )
+
+    # Settings and schedules
 
     def _vary(self, varied: Mapping[str, Sequence[float]]) -> None:
         allowed = self.config_class.may_vary()
@@ -203,29 +247,16 @@ class Learner(Acts, Generic[BatchT]):
 AnyLearner: TypeAlias = Learner[Any]
 
 
-class TransitionLearner(Learner[TransitionBatch]):
-    """A learner that learns from single transitions, whatever their order."""
-
-    def as_batch(self, batch: TransitionBatch | Mapping[str, Tensor]) -> TransitionBatch:
-        """Return `batch` as a `TransitionBatch`."""
-        if isinstance(batch, Mapping):
-            return TransitionBatch.from_mapping(
-                batch, gamma=self.config.gamma, num_seeds=self.num_seeds
-            )
-        return batch
+TransitionLearner: TypeAlias = Learner[TransitionBatch]
+"""A learner that learns from single transitions, whatever their order."""
 
 
 class OnPolicyLearner(Learner[RolloutBatch]):
     """A learner that learns from rollouts of its own current policy."""
 
+    batch_class = RolloutBatch
     compiled: ClassVar[tuple[str, ...]] = ("minibatch_step",)
     """Methods that `step` calls many times and that are compiled, each with its first arguments."""
-
-    def as_batch(self, batch: RolloutBatch | Mapping[str, Tensor]) -> RolloutBatch:
-        """Return `batch` as a `RolloutBatch`; tensors of a mapping are `[T, n, ...]`."""
-        if isinstance(batch, Mapping):
-            return RolloutBatch.from_mapping(batch, num_seeds=self.num_seeds)
-        return batch
 
     @property
     def rollout_steps(self) -> int:

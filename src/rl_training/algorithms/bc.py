@@ -20,7 +20,6 @@ from rl_training.algorithms.losses import weighted_mean
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.pixel_config import PixelConfig, encoder_for, refuse_standardized
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
-from rl_training.algorithms.standardized import Standardized
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
@@ -44,7 +43,7 @@ class BCConfig(OfflineConfig, PixelConfig):
     """Start of the Gaussian policy's log standard deviation."""
 
 
-class BC(Standardized, TransitionLearner):
+class BC(TransitionLearner):
     """Maximum likelihood of the data's actions."""
 
     config_class = BCConfig
@@ -52,18 +51,17 @@ class BC(Standardized, TransitionLearner):
     model: MLPPolicyModel
 
     def setup(self) -> None:
-        """Create the optimizer and the observation statistics."""
+        """Create the optimizer."""
         model, config = self.model, self.config
         if config.loss == "mse" and model.discrete:
             raise ConfigError("loss is mse, but the actions are discrete; use nll (cross-entropy)")
         # Squared error says nothing about the deviation, so it stays where it is.
         trained = model.mode_parameters() if config.loss == "mse" else model.parameters()
         self.optimizer = self.adam(trained, max_grad_norm=config.max_grad_norm)
-        self.setup_statistics()
 
     def step(self, batch: TransitionBatch) -> StepOutput:
         """Take one step up the likelihood."""
-        loss, metrics = self.loss(self.normalized(batch))
+        loss, metrics = self.loss(batch)
         self.optimizer.minimize(loss)
         return StepOutput({"loss": loss} | metrics)
 
@@ -76,9 +74,9 @@ class BC(Standardized, TransitionLearner):
         metrics = {"entropy": entropy.detach(), "action_error": error.detach()}
         return weighted_mean(row_loss, batch.weight), metrics
 
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+    def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Take the most likely action, or sample one when exploring a likelihood was fitted."""
-        features = self.model.embed(self.normalize(obs))
+        features = self.model.embed(obs)
         if not explore or self.config.loss == "mse":
             return self.model.mode(features)
         return self.model.sample(features, self.model.draw_noise(self.rng, obs.shape[1]))

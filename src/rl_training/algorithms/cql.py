@@ -23,12 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.actor_critic import Loss
-from rl_training.algorithms.base import StepOutput
 from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.online_config import OfflineToOnlineConfig
 from rl_training.algorithms.sac import SAC, SACSettings, sac_loss, sac_networks
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
-from rl_training.algorithms.standardized import Standardized
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.heads import tanh_gaussian_log_prob, tanh_gaussian_sample
 from rl_training.models.mlp_sac import MLPSACModel
@@ -61,7 +59,7 @@ class CQLConfig(SACSettings, OfflineToOnlineConfig):
     online, where the actor has learned."""
 
 
-class CQL(Standardized, SAC):
+class CQL(SAC):
     """SAC with conservative critics."""
 
     config_class = CQLConfig
@@ -69,9 +67,8 @@ class CQL(Standardized, SAC):
     model: MLPSACModel
 
     def setup(self) -> None:
-        """Add observation statistics and the multiplier."""
+        """Add the multiplier."""
         super().setup()
-        self.setup_statistics()
         if self.config.cql_target_gap is not None:
             start = torch.ones(self.num_seeds, device=self.device) * self.setting("cql_alpha")
             self.log_multiplier = nn.Parameter(start.log())
@@ -81,10 +78,6 @@ class CQL(Standardized, SAC):
         """Tell whether the actor clones the data or follows the critics."""
         warmup = self.config.bc_warmup_updates if self.config.online is None else 0
         return CLONING if self.num_updates.value < warmup else IMPROVING
-
-    def step(self, batch: TransitionBatch) -> StepOutput:
-        """Do one update on standardised observations."""
-        return super().step(self.normalized(batch))
 
     def td_target(self, batch: TransitionBatch) -> Loss:
         """Regression target by the chosen backup, with the entropy term it holds."""
@@ -179,10 +172,6 @@ class CQL(Standardized, SAC):
         alpha = self.log_alpha.detach().exp().unsqueeze(1)
         metrics = {"q_mean": torch.zeros_like(log_prob), "entropy": -log_prob.detach().mean(1)}
         return (alpha * log_prob - cloning).mean(1), metrics
-
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
-        """Sample from the policy when exploring, else take the mode."""
-        return super().act(self.normalize(obs), explore=explore)
 
 
 def cql_loss(learner: CQL, batch: TransitionBatch) -> dict[str, Tensor]:

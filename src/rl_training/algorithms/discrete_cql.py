@@ -15,12 +15,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import ActingState, StepOutput
-from rl_training.algorithms.dqn import QLearning, dqn_loss, dqn_networks
+from rl_training.algorithms.dqn import DQN, dqn_loss, dqn_networks
 from rl_training.algorithms.losses import add_weighted, weighted_mean
 from rl_training.algorithms.online_config import OfflineToOnlineConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
-from rl_training.algorithms.standardized import Standardized
 from rl_training.algorithms.value_based import ValueBasedSettings
 from rl_training.data.batch import TransitionBatch
 from rl_training.validation import Fraction, PositiveFloat
@@ -39,20 +37,11 @@ class DiscreteCQLConfig(ValueBasedSettings, OfflineToOnlineConfig):
     """Share of random actions when exploring, that is online; 0 does not explore."""
 
 
-class DiscreteCQL(Standardized, QLearning):
+class DiscreteCQL(DQN):
     """Double DQN with conservative values."""
 
     config_class = DiscreteCQLConfig
     config: DiscreteCQLConfig
-
-    def setup(self) -> None:
-        """Add observation statistics."""
-        super().setup()
-        self.setup_statistics()
-
-    def step(self, batch: TransitionBatch) -> StepOutput:
-        """Do one update on standardised observations."""
-        return super().step(self.normalized(batch))
 
     def td_loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Huber loss of the TD error plus the weighted penalty."""
@@ -69,14 +58,10 @@ class DiscreteCQL(Standardized, QLearning):
         data = q_values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         return temperature * torch.logsumexp(scaled, -1) - data
 
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+    def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Choose the best action, or with probability `exploration` a random one if asked to."""
-        best = super().act(self.normalize(obs))
+        best = super().choose(obs)
         return self.epsilon_greedy(best, self.config.exploration) if explore else best
-
-    def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:
-        """Choose the best action, or a random one by `eval_epsilon`."""
-        return super().sample_from(state, self.normalize(obs))
 
 
 def discrete_cql_loss(learner: DiscreteCQL, batch: TransitionBatch) -> dict[str, Tensor]:

@@ -9,6 +9,8 @@ Deviations: Adam instead of RMSProp; Huber loss with unit width in place of clip
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +18,6 @@ from rl_training.algorithms.losses import huber, td_target, weighted_mean
 from rl_training.algorithms.pixel_config import encoder_for
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.value_based import (
-    TDRegression,
     ValueBased,
     ValueBasedConfig,
     ValueBasedSettings,
@@ -31,9 +32,10 @@ class DQNConfig(ValueBasedConfig):
     """Settings of DQN."""
 
 
-class QLearning(TDRegression):
-    """TD regression of scalar action values."""
+class DQN(ValueBased):
+    """TD regression of scalar action values; double Q-learning by default."""
 
+    config_class: ClassVar[type[ValueBasedSettings]] = DQNConfig
     q_network: MLPQNetwork | QNetwork
 
     def next_value(self, next_obs: Tensor) -> Tensor:
@@ -63,13 +65,7 @@ class QLearning(TDRegression):
         return loss, metrics, size
 
 
-class DQN(ValueBased, QLearning):
-    """Q-learning with epsilon-greedy exploration and replay."""
-
-    config_class = DQNConfig
-
-
-def dqn_loss(learner: QLearning, batch: TransitionBatch) -> dict[str, Tensor]:
+def dqn_loss(learner: DQN, batch: TransitionBatch) -> dict[str, Tensor]:
     """Compute DQN's loss and metrics at the current parameters without changing them."""
     loss, metrics, _ = learner.td_loss(batch)
     return {"loss": loss, **metrics}

@@ -25,7 +25,6 @@ from rl_training.algorithms.losses import expectile_loss, td_target, weighted_me
 from rl_training.algorithms.online_config import OfflineToOnlineConfig
 from rl_training.algorithms.schedules import learning_rate_factor
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
-from rl_training.algorithms.standardized import Standardized
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.validation import NonNegativeFloat, PositiveFloat
@@ -46,7 +45,7 @@ class IQLConfig(ActorCriticConfig, OfflineToOnlineConfig):
     """Schedule of the actor's step size (`{type: cosine}` in the paper); null is `lr_schedule`."""
 
 
-class IQL(Standardized, ActorCritic):
+class IQL(ActorCritic):
     """Expectile value, critics that bootstrap from it, and advantage-weighted cloning."""
 
     config_class = IQLConfig
@@ -56,7 +55,6 @@ class IQL(Standardized, ActorCritic):
     def setup(self) -> None:
         """Add the value's optimizer, and the policy's deviation to the actor's."""
         super().setup()
-        self.setup_statistics()
         config = self.config
         self.value_optimizer = self.adam(
             self.model.value_net.parameters(), max_grad_norm=config.max_grad_norm
@@ -77,7 +75,6 @@ class IQL(Standardized, ActorCritic):
 
     def step(self, batch: TransitionBatch) -> StepOutput:
         """Update value, actor, critics and targets, in the order of the authors' code."""
-        batch = self.normalized(batch)
         q = self.data_q(batch)
         value_loss, value_metrics = self.value_loss(batch, q)
         self.value_optimizer.minimize(value_loss)
@@ -125,9 +122,9 @@ class IQL(Standardized, ActorCritic):
         target = td_target(batch.reward, batch.discount, self.model.value(batch.next_obs))
         return target, {"target_q_mean": target}
 
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+    def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Sample from the policy when exploring, else take its mean; clipped to the box."""
-        mean, log_std = self.model.policy(self.normalize(obs))
+        mean, log_std = self.model.policy(obs)
         if explore:
             noise = self.rng.normal(obs.shape[1], self.model.action_dim)
             mean = torch.addcmul(mean, log_std.exp(), noise)

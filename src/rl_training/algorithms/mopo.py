@@ -20,7 +20,6 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from rl_training.algorithms.base import StepOutput
 from rl_training.algorithms.dynamics.loss import mopo_model_loss
 from rl_training.algorithms.dynamics.rollout import Imagined, Penalty
 from rl_training.algorithms.imagination_config import Times
@@ -32,8 +31,6 @@ from rl_training.algorithms.imagining import (
 )
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
-from rl_training.algorithms.standardized import Standardized
-from rl_training.data.batch import TransitionBatch
 from rl_training.validation import NonNegativeFloat, PositiveInt
 
 __all__ = ["MOPO", "SPEC", "MOPOConfig", "mopo_model_loss"]
@@ -60,30 +57,17 @@ class MOPOConfig(ImaginingConfig, OfflineConfig):
         return Times(0, self.rollout_refresh_interval)
 
 
-class MOPO(Standardized, Imagining):
+class MOPO(Imagining):
     """SAC on penalised roll-outs in a model of the dataset."""
 
     config_class: ClassVar[type[MOPOConfig]] = MOPOConfig
     config: MOPOConfig
     loss_name = "mopo_model_loss"
 
-    def setup(self) -> None:
-        """Add observation statistics."""
-        super().setup()
-        self.setup_statistics()
-
     @property
     def penalty_kind(self) -> Penalty:
         """Which uncertainty lowers the reward."""
         return self.config.penalty_kind
-
-    def step(self, batch: TransitionBatch) -> StepOutput:
-        """Do one update on standardised observations."""
-        return super().step(self.normalized(batch))
-
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
-        """Sample from the policy when exploring, else take the mode."""
-        return super().act(self.normalize(obs), explore=explore)
 
     def imagined_reward(self, made: Imagined) -> Tensor:
         """Return r - lambda u, `[S, K]` (Eq. 7)."""

@@ -117,9 +117,9 @@ class PPO(OnPolicyLearner):
         """Whether the networks see standardised observations."""
         return self.config.normalize_obs
 
-    def normalize(self, obs: Tensor) -> Tensor:
-        """Standardise observations when asked to."""
-        return self.obs_norm(obs) if self.normalizes else obs
+    def normalized(self, batch: RolloutBatch) -> RolloutBatch:
+        """Leave a rollout as it is: the statistics move with it, after `prepare` used them."""
+        return batch
 
     @property
     def rollout_steps(self) -> int:
@@ -217,11 +217,12 @@ class PPO(OnPolicyLearner):
         """Sample an action from the policy, given noise `[S, n, A]`."""
         return self.model.sample(self.model.embed(self.normalize(obs)), noise)
 
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+    def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Sample from the policy when exploring, else take its mode."""
         if explore:
-            return self.sample(obs, self.draw_noise(1, obs.shape[1])[:, 0])
-        return self.model.mode(self.model.embed(self.normalize(obs)))
+            noise = self.draw_noise(1, obs.shape[1])[:, 0]
+            return self.model.sample(self.model.embed(obs), noise)
+        return self.model.mode(self.model.embed(obs))
 
 
 def ppo_loss(learner: PPO, batch: RolloutBatch) -> dict[str, Tensor]:

@@ -19,12 +19,9 @@ from typing import ClassVar
 from pydantic import model_validator
 from torch import Tensor
 
-from rl_training.algorithms.base import StepOutput
-from rl_training.algorithms.delayed_actor import DelayedActor
 from rl_training.algorithms.prior_config import PriorDataConfig
 from rl_training.algorithms.sac import SAC, SACSettings, sac_loss, sac_networks
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
-from rl_training.algorithms.standardized import Standardized
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.validation import NonNegativeInt, Number, PositiveInt
@@ -61,18 +58,13 @@ class RLPDConfig(SACSettings, PriorDataConfig):
         return self
 
 
-class RLPD(Standardized, DelayedActor, SAC):
+class RLPD(SAC):
     """SAC with prior data, a normalised ensemble and many updates per step."""
 
     config_class: ClassVar[type[RLPDConfig]] = RLPDConfig
     config: RLPDConfig
     model: MLPSACModel
     actor_metrics = ("actor_loss", "q_mean", "entropy")
-
-    def setup(self) -> None:
-        """Add observation statistics."""
-        super().setup()
-        self.setup_statistics()
 
     @property
     def actor_delay(self) -> int:
@@ -100,10 +92,6 @@ class RLPD(Standardized, DelayedActor, SAC):
             return -self.model.action_dim / 2
         return self.setting("target_entropy")
 
-    def step(self, batch: TransitionBatch) -> StepOutput:
-        """Update critics and targets and, at the end of a round, actor and temperature."""
-        return super().step(self.normalized(batch))
-
     def target_members(self) -> Tensor | None:
         """Draw the random subset of the target critics (Algorithm 1, line 8), `[S, Z]`."""
         size, members = self.config.num_target_critics, self.model.num_critics
@@ -121,10 +109,6 @@ class RLPD(Standardized, DelayedActor, SAC):
     def improve(self, batch: TransitionBatch, measured: dict[str, Tensor]) -> dict[str, Tensor]:
         """Move actor and temperature at the end of a round; the temperature is always known."""
         return super().improve(batch, measured) | {"alpha": self.log_alpha.detach().exp()}
-
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
-        """Sample from the policy when exploring, else take the mode."""
-        return super().act(self.normalize(obs), explore=explore)
 
 
 def rlpd_loss(learner: RLPD, batch: TransitionBatch) -> dict[str, Tensor]:

@@ -123,7 +123,7 @@ class SAC(ActorCritic):
             self.alpha_optimizer.minimize(self.log_alpha * gap)
         return {"alpha": self.log_alpha.detach().exp()}
 
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+    def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Sample from the policy when exploring, else take the mode."""
         if explore:
             return self.sample_action(obs)[0]

@@ -19,9 +19,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.actor_critic import ActorCriticConfig, Loss, networks_of
+from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss, networks_of
 from rl_training.algorithms.base import ActingState, frozen_copy, polyak_update
-from rl_training.algorithms.delayed_actor import DelayedActor
 from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
@@ -54,7 +53,7 @@ class TD3Config(TD3Settings, ReplayConfig):
     """Steps of uniformly random actions before the first update."""
 
 
-class TD3(DelayedActor):
+class TD3(ActorCritic):
     """Twin critics and a deterministic policy that moves less often than they do."""
 
     config_class: ClassVar[type[TD3Settings]] = TD3Config
@@ -105,7 +104,7 @@ class TD3(DelayedActor):
             tau = self.setting("tau")
             polyak_update(self.target_actor_parameters, self.actor_optimizer.parameters, tau)
 
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+    def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Return the policy's action, with noise when exploring."""
         action = self.model.policy(obs)
         if not explore:

@@ -17,10 +17,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import Loss
-from rl_training.algorithms.base import StepOutput
 from rl_training.algorithms.online_config import OfflineToOnlineConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
-from rl_training.algorithms.standardized import Standardized
 from rl_training.algorithms.td3 import TD3, TD3Settings, td3_loss, td3_networks
 from rl_training.data.batch import TransitionBatch
 from rl_training.state import Scalar
@@ -40,7 +38,7 @@ class TD3BCConfig(TD3Settings, OfflineToOnlineConfig):
     """Factor that the cloning term of an online run falls to, linearly; 0 ends as TD3."""
 
 
-class TD3BC(Standardized, TD3):
+class TD3BC(TD3):
     """TD3 whose policy is also pulled to the actions of the data."""
 
     config_class: ClassVar[type[TD3BCConfig]] = TD3BCConfig
@@ -48,9 +46,8 @@ class TD3BC(Standardized, TD3):
     actor_metrics = ("actor_loss", "bc_loss", "q_weight")
 
     def setup(self) -> None:
-        """Add observation statistics and the factor of cloning."""
+        """Add the factor of cloning."""
         super().setup()
-        self.setup_statistics()
         self.cloning = Scalar(1.0, self.device)
 
     def set_progress(self, progress: float) -> None:
@@ -58,10 +55,6 @@ class TD3BC(Standardized, TD3):
         super().set_progress(progress)
         if self.config.online is not None:
             self.cloning.set(1 + (self.config.cloning_end - 1) * self.progress)
-
-    def step(self, batch: TransitionBatch) -> StepOutput:
-        """Update the critics and, every `policy_delay` updates, policy and targets."""
-        return super().step(self.normalized(batch))
 
     def actor_loss(self, batch: TransitionBatch) -> Loss:
         """E[-lambda Q_1(s, pi(s)) + c (pi(s) - a)^2] with lambda = alpha / E|Q_1| (Eq. 5 and 6).
@@ -73,10 +66,6 @@ class TD3BC(Standardized, TD3):
         cloning = (action - batch.action).square().mean((1, 2))
         loss = self.cloning.tensor * cloning - weight * q.mean(1)
         return loss, {"bc_loss": cloning.detach(), "q_weight": weight}
-
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
-        """Return the policy's action, with noise when exploring."""
-        return super().act(self.normalize(obs), explore=explore)
 
 
 def td3_bc_loss(learner: TD3BC, batch: TransitionBatch) -> dict[str, Tensor]:

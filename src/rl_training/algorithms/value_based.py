@@ -1,9 +1,8 @@
 """Template of value-based learners over discrete actions: TD regression, and epsilon-greedy acting.
 
-`TDRegression` learns from any data and acts greedily; `ValueBased` gathers its own by exploring.  A
-variant overrides `q_values`, `next_value` and `td_loss`.  Exploration is epsilon-greedy or by noisy
-layers (Fortunato et al., 2018, arXiv:1706.10295): noise is drawn anew for every action and,
-independently, for each use of a network in an update; acting without exploring uses the means.
+A variant overrides `q_values` and `td_loss`.  Exploration is epsilon-greedy or by noisy layers
+(Fortunato et al., 2018, arXiv:1706.10295): noise is drawn for every action and, independently, for
+each use of a network in an update; acting without exploring uses the means.
 Shapes: S seeds, B batch, A actions.
 """
 
@@ -74,8 +73,8 @@ class ValueBasedConfig(PixelConfig, ValueBasedSettings, ReplayConfig):
     """Share of the run over which epsilon falls from start to end."""
 
 
-class TDRegression(TransitionLearner):
-    """TD regression of a Q-network with a target network; acts greedily."""
+class ValueBased(TransitionLearner):
+    """TD regression of a Q-network with a target network."""
 
     config: ValueBasedSettings
     network_names: ClassVar[tuple[str, ...]] = ("q_network",)
@@ -92,6 +91,8 @@ class TDRegression(TransitionLearner):
             id(network): noisy_layers(network)
             for network in (self.value_network, self.target_network)
         }
+        if isinstance(self.config, ValueBasedConfig):
+            self.share_random = Scalar(1.0, self.device)
 
     @property
     def value_network(self) -> nn.Module:
@@ -130,9 +131,36 @@ class TDRegression(TransitionLearner):
         q: Tensor = (network or self.q_network)(obs)
         return q
 
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:  # noqa: ARG002
-        """Choose the best action."""
-        return self.q_values(obs).argmax(-1)
+    def set_progress(self, progress: float) -> None:
+        """Move the learning rate and epsilon."""
+        super().set_progress(progress)
+        if isinstance(self.config, ValueBasedConfig):
+            self.share_random.set(self.epsilon())
+
+    def epsilon(self) -> float:
+        """Return the share of random actions at the current progress, for the log.
+
+        An update reads `share_random.tensor`: this number would be a constant of its program.
+        """
+        config = self.config
+        if not isinstance(config, ValueBasedConfig) or config.noisy:
+            return 0.0
+        span = config.exploration_fraction
+        done = 1.0 if span == 0 else self.progress / span
+        return linear(config.epsilon_start, config.epsilon_end, done)
+
+    def schedule_values(self, index: int = 0) -> dict[str, float]:
+        """Return the learning rate, and epsilon where the settings have one."""
+        values = super().schedule_values(index)
+        explores = isinstance(self.config, ValueBasedConfig)
+        return values | {"epsilon": self.epsilon()} if explores else values
+
+    def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+        """Choose the best action, or when exploring, with probability epsilon, a random one."""
+        if not explore or not isinstance(self.config, ValueBasedConfig):
+            return self.q_values(obs).argmax(-1)
+        best = self.best_of_drawn(obs)
+        return best if self.config.noisy else self.epsilon_greedy(best, self.share_random.tensor)
 
     def exploring_q_values(self, obs: Tensor) -> Tensor:
         """Return the Q that exploring actions are best for, where it is an estimate by samples."""
@@ -145,7 +173,9 @@ class TDRegression(TransitionLearner):
 
     def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:  # noqa: ARG002
         """Choose the best action by a drawn estimate, or a random one by `eval_epsilon`."""
-        return self.epsilon_greedy(self.best_of_drawn(obs), self.config.eval_epsilon)
+        return self.epsilon_greedy(
+            self.best_of_drawn(self.normalize(obs)), self.config.eval_epsilon
+        )
 
     def random_action(self, num_envs: int) -> Tensor:
         """Draw actions uniformly."""
@@ -156,42 +186,3 @@ class TDRegression(TransitionLearner):
         """Replace actions `[S, n]` by random ones with probability epsilon."""
         lottery = self.rng.uniform(best.shape[1])
         return torch.where(lottery < epsilon, self.random_action(best.shape[1]), best)
-
-
-class ValueBased(TDRegression):
-    """TD regression on experience of its own, gathered by exploring."""
-
-    config: ValueBasedConfig
-
-    def setup(self) -> None:
-        """Add the share of random actions."""
-        super().setup()
-        self.share_random = Scalar(1.0, self.device)
-
-    def set_progress(self, progress: float) -> None:
-        """Move the learning rate and epsilon."""
-        super().set_progress(progress)
-        self.share_random.set(self.epsilon())
-
-    def epsilon(self) -> float:
-        """Return the share of random actions at the current progress, for the log.
-
-        An update reads `share_random.tensor`: this number would be a constant of its program.
-        """
-        config = self.config
-        if config.noisy:
-            return 0.0
-        span = config.exploration_fraction
-        done = 1.0 if span == 0 else self.progress / span
-        return linear(config.epsilon_start, config.epsilon_end, done)
-
-    def schedule_values(self, index: int = 0) -> dict[str, float]:
-        """Return the learning rate and epsilon."""
-        return super().schedule_values(index) | {"epsilon": self.epsilon()}
-
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
-        """Choose the best action, or with probability epsilon a random one."""
-        if not explore:
-            return super().act(obs)
-        best = self.best_of_drawn(obs)
-        return best if self.config.noisy else self.epsilon_greedy(best, self.share_random.tensor)

@@ -88,12 +88,19 @@ class SequenceBatch:
     """Always None: sequences have no priorities."""
 
     @classmethod
-    def from_mapping(cls, batch: Mapping[str, Tensor], *, num_seeds: int) -> SequenceBatch:
+    def from_mapping(
+        cls,
+        batch: Mapping[str, Tensor],
+        *,
+        gamma: float = 1.0,  # noqa: ARG003 - every kind of batch is built alike
+        num_seeds: int,
+    ) -> SequenceBatch:
         """Build a batch from named tensors `[B, T, ...]` (one seed) or `[S, B, T, ...]`.
 
         Args:
             batch: `obs, actions, rewards, dones` as in the fields, `dones` being terminations, and
                 optionally `is_first`; without it only the beginnings of sequences are first.
+            gamma: Not used: the learner discounts.
             num_seeds: S.
 
         Raises:
@@ -137,7 +144,13 @@ class RolloutBatch:
     truncated: Tensor
 
     @classmethod
-    def from_mapping(cls, batch: Mapping[str, Tensor], *, num_seeds: int) -> RolloutBatch:
+    def from_mapping(
+        cls,
+        batch: Mapping[str, Tensor],
+        *,
+        gamma: float = 1.0,  # noqa: ARG003 - the learner discounts
+        num_seeds: int,
+    ) -> RolloutBatch:
         """Build a rollout from `obs, actions, rewards, next_obs, dones` and optional `truncations`.
 
         Tensors are `[T, n, ...]` (one seed) or `[S, T, n, ...]`; `dones` are terminations.

@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     os.environ["RL_TRAINING_TESTED"] = names
     # No settings of the folder it is started in: a suite means the same everywhere.
     fixed = ["-c", os.devnull, "-p", "rl_training.testing.fixtures", "-p", "no:cacheprovider"]
-    marks = ["-m", "not slow", "-o", "markers=slow: takes minutes", "-W", "error", "-q"]
+    marks = ["-m", "not slow", "-W", "error", "-q"]
     return pytest.main([*fixed, *marks, str(Path(__file__).parent), *options])
 
 

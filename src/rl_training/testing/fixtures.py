@@ -1,12 +1,55 @@
-"""Fixtures of the contract suite, as a plug-in of pytest."""
+"""The contract suite's part of pytest: its fixtures, and which tests run by default.
+
+A test marked `expensive` goes through whole runs or compilations of each algorithm.  By default it
+runs for the algorithms of `COVERING` alone, which take every way through the loops; for the others
+it is marked `matrix`, which `make test-all` runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 import pytest
 
+from rl_training.experiment.registry import algorithm_names
 from rl_training.testing.contract import names_under_test
+
+COVERING = ("dqn", "ppo", "sac", "td3_bc")
+"""Off-policy, on-policy and offline; discrete and continuous; priorities, images and delays."""
+MARKS = (
+    "slow: learns something, or repeats many times; minutes",
+    "gpu: needs an accelerator",
+    "expensive: whole runs of each algorithm; by default for four of them",
+    "matrix: an expensive test of another algorithm; `make test-all` runs it",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marks."""
+    for mark in MARKS:
+        config.addinivalue_line("markers", mark)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Mark expensive tests of algorithms that are not among the covering ones."""
+    if names_under_test() != algorithm_names():
+        return  # a plug-in is tested in full
+    for item in items:
+        if _algorithm(item) not in (None, *COVERING):
+            item.add_marker("matrix")
+
+
+def _algorithm(item: pytest.Item) -> str | None:
+    """Return the algorithm that an expensive test is about; None where it is not one."""
+    example = re.fullmatch(r"test_(\w+)_reference_script_runs", item.name)
+    if example is not None:
+        return example.group(1)
+    if item.get_closest_marker("expensive") is None:
+        return None
+    values: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
+    return next((str(value) for value in values.values() if value in algorithm_names()), None)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -143,6 +143,7 @@ def test_state_round_trip_gives_a_bit_equal_next_update(algo: str, task: str) ->
     assert compare_states(learner.state_dict(), other.state_dict()) == []
 
 
+@pytest.mark.expensive
 @every_case
 def test_three_stacked_seeds_equal_three_single_learners(algo: str, task: str) -> None:
     seeds = (3, 7, 11)

@@ -105,6 +105,7 @@ RESUMES += [
 ]
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize(("algo", "variant"), RESUMES)
 def test_resumed_run_equals_the_uninterrupted_one(
     algo: str, variant: dict[str, Any], tmp_path: Path
@@ -134,6 +135,7 @@ THREADS = [pytest.param(name, 1, id=f"{name}-1") for name in names_under_test()]
 ]
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize(("algo", "threads"), THREADS)
 def test_a_resumed_run_is_bit_exact_whatever_threads_the_caller_has(
     algo: str, threads: int, tmp_path: Path
@@ -147,6 +149,7 @@ def test_a_resumed_run_is_bit_exact_whatever_threads_the_caller_has(
     assert report.resume_level == "exact"
 
 
+@pytest.mark.expensive
 @every_algorithm
 def test_a_group_of_seeds_equals_single_runs_and_its_members_load_alone(
     algo: str, tmp_path: Path
@@ -164,6 +167,7 @@ def test_a_group_of_seeds_equals_single_runs_and_its_members_load_alone(
         assert load_agent(member.checkpoint_path).config.seed == seed
 
 
+@pytest.mark.expensive
 @every_algorithm
 def test_predict_is_in_bounds_has_the_right_type_and_is_deterministic(
     algo: str, tmp_path: Path
@@ -183,6 +187,7 @@ def test_predict_is_in_bounds_has_the_right_type_and_is_deterministic(
         assert (batch <= spec.action_high).all()
 
 
+@pytest.mark.expensive
 @every_algorithm
 def test_every_action_kind_trains(algo: str, tmp_path: Path) -> None:
     for kind in get_algorithm_spec(algo).action_kinds:

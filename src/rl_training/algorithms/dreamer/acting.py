@@ -5,7 +5,6 @@ Shapes: S seeds, n environments, D deterministic, Z stochastic, A action.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -63,12 +62,7 @@ class ActsFromBelief(Learner[SequenceBatch]):
     network_names: ClassVar[tuple[str, ...]] = ("world_model", "actor", "critic")
     world_model: WorldModel
     actor: DreamerActor
-
-    def as_batch(self, batch: SequenceBatch | Mapping[str, Tensor]) -> SequenceBatch:
-        """Return `batch` as a `SequenceBatch`; tensors of a mapping are `[B, T, ...]`."""
-        if isinstance(batch, Mapping):
-            return SequenceBatch.from_mapping(batch, num_seeds=self.num_seeds)
-        return batch
+    batch_class = SequenceBatch
 
     def initial_acting_state(self, num_envs: int) -> DreamerState:
         """Return what is known before an episode: nothing; and the randomness of acting."""
@@ -102,7 +96,7 @@ class ActsFromBelief(Learner[SequenceBatch]):
         noise = model.rssm.latent.draw_noise(state.rng, obs.shape[1])
         return model.rssm.observe_step(state.belief, state.action, model.encoder(obs), noise)
 
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+    def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Act on `obs` `[S, n, ...]` as at the start of an episode."""
         return self.act_from(self.initial_acting_state(obs.shape[1]), obs, explore=explore)
 

@@ -117,7 +117,7 @@ class Planned(TransitionLearner):
         assert isinstance(state, PlanningState)
         state.advance(state.plan, state.kept)
 
-    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+    def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Plan from `obs` `[S, n, D]` as at the start of an episode."""
         return self.act_from(self.initial_acting_state(obs.shape[1]), obs, explore=explore)
 

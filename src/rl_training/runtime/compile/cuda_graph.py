@@ -32,7 +32,6 @@ class CapturedUpdates:
         graph, rows = self._graphs[size]
         graph.replay()
         self.recorder.record_rows(rows.clone())
-        self.learner.num_updates.value += size
         return size
 
     def _alike(self, count: int) -> bool:

@@ -10,22 +10,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import ActingState, AnyLearner, OnPolicyLearner, StepOutput
 from rl_training.algorithms.imagining import Imagining
-from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.online_config import replay_settings
-from rl_training.algorithms.replay_config import ReplaySettings
 from rl_training.data.batch import RolloutBatch, TransitionBatch
 from rl_training.data.replay.mapped import MappedBuffer
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.rng import Rng
 from rl_training.runtime.compile.trace import Source, contiguous
+from rl_training.runtime.updates import replay_step, rows_per_update
 
 FREQUENT = 32
 """Kinds of updates rarer than one in this many stay eager: compiling them would not pay."""
@@ -39,31 +38,6 @@ LATE = 10**9
 """A number of updates by which every warm-up is over."""
 
 
-def replay_step(learner: AnyLearner, replay: ReplayBuffer) -> StepOutput:
-    """Draw a batch, learn from it, and send new priorities back."""
-    batch = replay.sample(rows_per_update(learner))
-    output = learner.step(batch)
-    if batch.index is not None and output.priority is not None:
-        replay.update_priorities(batch.index, output.priority)
-    return output
-
-
-def rows_per_update(learner: AnyLearner) -> int:
-    """Return how many transitions an update takes, per seed."""
-    settings = learner.config
-    if isinstance(settings, ReplaySettings):
-        return settings.rows_per_update
-    return cast(OfflineConfig, settings).batch_size
-
-
-def steps_per_update(learner: AnyLearner) -> int:
-    """Return how many steps an update learns from, per seed: a sequence counts for many."""
-    settings = learner.config
-    if isinstance(settings, ReplaySettings):
-        return settings.steps_per_update
-    return rows_per_update(learner)
-
-
 def packed_step(learner: AnyLearner, replay: ReplayBuffer, metrics: Sequence[str]) -> Tensor:
     """Do `replay_step` and return the means of the metrics `[S, M]`."""
     return _packed(learner, replay_step(learner, replay), metrics)
@@ -71,7 +45,7 @@ def packed_step(learner: AnyLearner, replay: ReplayBuffer, metrics: Sequence[str
 
 def packed_learning(learner: AnyLearner, metrics: Sequence[str], batch: TransitionBatch) -> Tensor:
     """Learn from a batch drawn before and return the means of the metrics `[S, M]`."""
-    return _packed(learner, learner.step(batch), metrics)
+    return _packed(learner, learner.learn(batch), metrics)
 
 
 def _packed(learner: AnyLearner, output: StepOutput, metrics: Sequence[str]) -> Tensor:
@@ -273,7 +247,7 @@ def _first_call(learner: OnPolicyLearner, name: str, rollout: RolloutBatch) -> t
 
     setattr(learner, name, watched)
     try:
-        learner.step(rollout)
+        learner.learn(rollout)
     except _CalledError:
         return calls[0]
     finally:

@@ -51,9 +51,7 @@ from rl_training.runtime.compile.programs import (
     counted,
     example_arguments,
     replay_sources,
-    replay_step,
     rollout_sources,
-    steps_per_update,
     update_name,
 )
 from rl_training.runtime.compile.trace import (
@@ -61,6 +59,7 @@ from rl_training.runtime.compile.trace import (
     trace,
 )
 from rl_training.runtime.recorder import MetricRecorder
+from rl_training.runtime.updates import replay_step, steps_per_update
 from rl_training.state import Counter, require_same_keys
 
 EAGER_SECONDS = 30.0
@@ -304,17 +303,14 @@ class ReplayRunner:
         while count:
             # Before each: rounds are as long as the loop likes, and a run may be cut inside one.
             self._switch_when_due()
-            fast = self._updates.get(self.learner.phase())
-            if fast is None:
-                self._eager_update()
-                count -= 1
-            else:
-                count -= fast(count)
+            done = self._updates.get(self.learner.phase(), self._eager_update)(count)
+            self.learner.num_updates.value += done
+            count -= done
 
-    def _eager_update(self) -> None:
+    def _eager_update(self, _: int) -> int:
         output = replay_step(self.learner, self.replay)
-        self.learner.num_updates.value += 1
         self.recorder.record(UpdateResult(metrics=Metrics(output.metrics)))
+        return 1
 
     def _switch_when_due(self) -> None:
         # A program is compared with eager on a batch, so there must be rows to draw one from.
@@ -351,7 +347,6 @@ class ReplayRunner:
         def once(_: int) -> int:
             rows = call() if feed is None else call(*feed())
             self.recorder.record_rows(rows.unsqueeze(0))
-            self.learner.num_updates.value += 1
             return 1
 
         return once

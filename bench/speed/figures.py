@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.rows import Bar
+from bench.speed.rows import Bar
 
 OURS = ("graph", "compile", "ours", "off")
 """Names of our sides, the one that counts first."""

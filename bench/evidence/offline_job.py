@@ -1,7 +1,7 @@
 """One training of the offline table, as all sides read it; peers import this in their environment.
 
-`python -m bench.offline_job MODULE JOB FILE` trains by the module's `train_offline`, evaluates, and
-writes the returns to standard output.
+`python -m bench.evidence.offline_job MODULE JOB FILE` trains by the module's `train_offline`,
+evaluates, and writes the returns to standard output.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ import psutil
 import torch
 from pydantic import ValidationError
 
-from bench.gates import EPISODES, GATES, Gate
-from bench.machine import describe
+from bench.evidence.gates import EPISODES, GATES, Gate
+from bench.speed.machine import describe
 from rl_training._version import __version__
 from rl_training.errors import DataError
 from rl_training.experiment.checkpointing import read_manifest

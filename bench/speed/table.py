@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from bench.figures import Figure
+from bench.speed.figures import Figure
 
 WIDTH = 100
 COLUMNS = (

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from bench.pace import Pace, WorkSettings
-from bench.sizes import DQN, QUANTILES
-from bench.updates import PLANNED, Updates, prepare_updates, update_at_pace
+from bench.speed.pace import Pace, WorkSettings
+from bench.speed.sizes import DQN, QUANTILES
+from bench.speed.updates import PLANNED, Updates, prepare_updates, update_at_pace
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 
@@ -43,7 +43,7 @@ def quantile_config(algo: str, settings: WorkSettings, *, images: bool) -> Train
     }
     return TrainConfig(
         algo=algo,
-        env_id="bench.task:Task",
+        env_id="bench.speed.task:Task",
         total_timesteps=PLANNED,
         eval_episodes=0,
         checkpoint_interval=0,
@@ -59,7 +59,7 @@ def quantile_task(*, images: bool) -> EnvSpec:
     """Return a task of the size of CartPole, or one that shows Atari's images."""
     size = QUANTILES
     return EnvSpec(
-        env_id="bench.task:Task",
+        env_id="bench.speed.task:Task",
         obs_shape=(size.stack, size.image, size.image) if images else (size.obs,),
         obs_dtype="uint8" if images else "float32",
         action_kind="discrete",

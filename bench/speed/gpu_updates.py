@@ -13,7 +13,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bench.accelerator import (
+from bench.speed.accelerator import (
     PRECISIONS,
     choose_accelerate,
     choose_device,
@@ -21,11 +21,11 @@ from bench.accelerator import (
     failing_softly,
     synchronizer,
 )
-from bench.compare import FALLBACK
-from bench.figures import Figure
-from bench.options import Options
-from bench.rows import Bar, Row
-from bench.updates import Updates, prepare_updates, update_config
+from bench.speed.compare import FALLBACK
+from bench.speed.figures import Figure
+from bench.speed.options import Options
+from bench.speed.rows import Bar, Row
+from bench.speed.updates import Updates, prepare_updates, update_config
 from rl_training.runtime.compile.cuda_graph import STEPS_PER_REPLAY
 
 SEEDS: dict[str, tuple[int, ...]] = {"sac": (1, 32, 128)}

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 import torch
 
-from bench.accelerator import (
+from bench.speed.accelerator import (
     choose_accelerate,
     device_name,
     each_precision,
     synchronizer,
 )
-from bench.compare import FALLBACK
-from bench.figures import Figure
-from bench.model_based import PLANNING, planning_config, planning_task, prepare_planner
-from bench.options import Options
-from bench.rows import Row
-from bench.sizes import PETS
+from bench.speed.compare import FALLBACK
+from bench.speed.figures import Figure
+from bench.speed.model_based import PLANNING, planning_config, planning_task, prepare_planner
+from bench.speed.options import Options
+from bench.speed.rows import Row
+from bench.speed.sizes import PETS
 
 
 def measure(row: Row, options: Options) -> Iterator[Figure]:

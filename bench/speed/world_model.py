@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.pace import Pace
-from bench.sizes import DREAMER
-from bench.updates import PLANNED, build_learner
+from bench.speed.pace import Pace
+from bench.speed.sizes import DREAMER
+from bench.speed.updates import PLANNED, build_learner
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
@@ -23,7 +23,7 @@ def dreamer_config(**changes: Any) -> TrainConfig:
     """Return a run of Dreamer with the sizes of the comparison."""
     return TrainConfig(
         algo="dreamer",
-        env_id="bench.task:Task",
+        env_id="bench.speed.task:Task",
         total_timesteps=PLANNED,
         eval_episodes=0,
         checkpoint_interval=0,
@@ -49,7 +49,7 @@ def dreamer_config(**changes: Any) -> TrainConfig:
 def pixel_spec() -> EnvSpec:
     """Return a task with images of 64 x 64 pixels."""
     return EnvSpec(
-        env_id="bench.task:Task",
+        env_id="bench.speed.task:Task",
         obs_shape=(3, 64, 64),
         obs_dtype="uint8",
         action_kind="discrete",

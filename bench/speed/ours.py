@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from bench.distributional import fqf as fqf
-from bench.distributional import fqf_cnn as fqf_cnn
-from bench.distributional import iqn as iqn
-from bench.distributional import iqn_cnn as iqn_cnn
-from bench.model_based import ensemble as ensemble
-from bench.model_based import ensemble_rollout as ensemble_rollout
-from bench.model_based import pets_action as pets_action
-from bench.pace import Pace
-from bench.sizes import CHECKPOINT_INTERVAL, DQN, FULL_REPLAY, GAIL, PPO, QUANTILES
-from bench.timers import Timers
-from bench.updates import (
+from bench.speed.distributional import fqf as fqf
+from bench.speed.distributional import fqf_cnn as fqf_cnn
+from bench.speed.distributional import iqn as iqn
+from bench.speed.distributional import iqn_cnn as iqn_cnn
+from bench.speed.model_based import ensemble as ensemble
+from bench.speed.model_based import ensemble_rollout as ensemble_rollout
+from bench.speed.model_based import pets_action as pets_action
+from bench.speed.pace import Pace
+from bench.speed.sizes import CHECKPOINT_INTERVAL, DQN, FULL_REPLAY, GAIL, PPO, QUANTILES
+from bench.speed.timers import Timers
+from bench.speed.updates import (
     PLANNED,
     build_learner,
     full_replay,
@@ -28,7 +28,7 @@ from bench.updates import (
     update_at_pace,
     update_config,
 )
-from bench.world_model import dreamer as dreamer
+from bench.speed.world_model import dreamer as dreamer
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec

@@ -7,10 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from bench.compare import ROOT
-from bench.figures import Figure
-from bench.options import BenchError, Options
-from bench.rows import Row
+from bench.speed.compare import ROOT
+from bench.speed.figures import Figure
+from bench.speed.options import BenchError, Options
+from bench.speed.rows import Row
 
 _IMPORT = """
 import time

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.compare import ROOT
-from bench.evidence_page import render
-from bench.evidence_record import Record, measure, read_records, write_record
-from bench.gates import CIRCUMSTANCES, DATA_VARIABLE, EPISODES, Gate, find_gates
-from bench.table import format_number
+from bench.evidence.gates import CIRCUMSTANCES, DATA_VARIABLE, EPISODES, Gate, find_gates
+from bench.evidence.page import render
+from bench.evidence.record import Record, measure, read_records, write_record
+from bench.speed.compare import ROOT
+from bench.speed.table import format_number
 from rl_training.cli.commands import parse_seeds
 from rl_training.errors import ConfigError, RLTrainingError
 from rl_training.validation import suggest

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from bench.pace import Accelerate, Precision, VectorMode
+from bench.speed.pace import Accelerate, Precision, VectorMode
 
 Group = Literal["cpu", "gpu"]
 

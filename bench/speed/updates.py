@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.noise import noise_columns
-from bench.pace import Pace
-from bench.sizes import OFFLINE, SAC
-from bench.timers import Timers
+from bench.speed.noise import noise_columns
+from bench.speed.pace import Pace
+from bench.speed.sizes import OFFLINE, SAC
+from bench.speed.timers import Timers
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.replay_config import ReplaySettings
@@ -65,7 +65,7 @@ def update_config(algo: str, **changes: Any) -> TrainConfig:
     return TrainConfig(
         **{
             "algo": algo,
-            "env_id": "bench.task:Task",
+            "env_id": "bench.speed.task:Task",
             "total_timesteps": PLANNED,
             "eval_episodes": 0,
             "checkpoint_interval": 0,
@@ -79,7 +79,7 @@ def update_config(algo: str, **changes: Any) -> TrainConfig:
 def task_spec() -> EnvSpec:
     """Return a task with the sizes of the comparison."""
     return EnvSpec(
-        env_id="bench.task:Task",
+        env_id="bench.speed.task:Task",
         obs_shape=(SAC.obs,),
         obs_dtype="float32",
         action_kind="continuous",

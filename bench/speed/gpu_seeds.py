@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from bench.accelerator import (
+from bench.speed.accelerator import (
     choose_accelerate,
     choose_device,
     device_name,
     failing_softly,
     synchronizer,
 )
-from bench.compare import FALLBACK
-from bench.figures import Figure
-from bench.options import Options
-from bench.rows import Row
-from bench.timers import Timers, Watched
+from bench.speed.compare import FALLBACK
+from bench.speed.figures import Figure
+from bench.speed.options import Options
+from bench.speed.rows import Row
+from bench.speed.timers import Timers, Watched
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.experiment.config import load_config

@@ -15,12 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.figures import Figure
-from bench.options import BenchError, Options
-from bench.pace import WorkSettings
-from bench.rows import Row
+from bench.speed.figures import Figure
+from bench.speed.options import BenchError, Options
+from bench.speed.pace import WorkSettings
+from bench.speed.rows import Row
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PEER_PACKAGES = {
     "sb3": "stable_baselines3",
     "d3rlpy": "d3rlpy",
@@ -161,7 +161,7 @@ def _our_sides(row: Row, options: Options, environment: dict[str, str]) -> Itera
             precision=row.precision,
             vector_mode=row.vector_mode,
         )
-        command = [sys.executable, "-m", "bench.worker", "bench.ours", row.work]
+        command = [sys.executable, "-m", "bench.speed.worker", "bench.speed.ours", row.work]
         yield Side(accelerate, command, settings, environment)
 
 
@@ -171,7 +171,7 @@ def _peer_side(name: str, python: str, row: Row, options: Options) -> Side:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     if name in options.paths:
         environment["PYTHONPATH"] = options.paths[name]
-    command = [python, "-m", "bench.worker", f"bench.peers.{name}", row.work]
+    command = [python, "-m", "bench.speed.worker", f"bench.peers.{name}", row.work]
     return Side(name, command, settings, environment)
 
 

@@ -1,4 +1,4 @@
-"""`python -m bench.learning`: does the fast path learn as well as the plain one?
+"""`python -m bench.evidence.learning`: does the fast path learn as well as the plain one?
 
 Trains a preset eagerly in fp32, one seed per process; compiled in bf16, one seed per process; and
 compiled in bf16, all seeds at once, on the accelerator where there is one.  Prints the

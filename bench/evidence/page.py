@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.evidence_record import Record, read_records
-from bench.gates import GATES, Gate
-from bench.machine import BUSY
-from bench.table import format_number
+from bench.evidence.gates import GATES, Gate
+from bench.evidence.record import Record, read_records
+from bench.speed.machine import BUSY
+from bench.speed.table import format_number
 from rl_training.errors import DataError
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.statistics import LEVEL

@@ -1,6 +1,6 @@
 """Memory: of a full replay, and the peak of a short run of every algorithm.
 
-`python -m bench.memory PRESET` is the short run; it prints its peak in bytes.
+`python -m bench.speed.memory PRESET` is the short run; it prints its peak in bytes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.compare import ROOT
-from bench.figures import Figure
-from bench.options import BenchError, Options
-from bench.rows import Row
-from bench.sizes import FULL_REPLAY, SAC
+from bench.speed.compare import ROOT
+from bench.speed.figures import Figure
+from bench.speed.options import BenchError, Options
+from bench.speed.rows import Row
+from bench.speed.sizes import FULL_REPLAY, SAC
 
 MEGABYTE = 10**6
 STEPS_AFTER_WARM_UP = 500
@@ -83,7 +83,7 @@ def run_briefly(preset: str, threads: int) -> None:
 
 def _peak_of_run(preset: str, threads: int) -> int:
     done = subprocess.run(
-        [sys.executable, "-m", "bench.memory", preset, str(threads)],
+        [sys.executable, "-m", "bench.speed.memory", preset, str(threads)],
         cwd=ROOT,
         capture_output=True,
         text=True,

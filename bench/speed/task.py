@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from bench.sizes import SAC
+from bench.speed.sizes import SAC
 
 
 class Task(gymnasium.Env[Any, Any]):

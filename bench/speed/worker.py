@@ -1,4 +1,4 @@
-"""One side of one row in a process of its own: `python -m bench.worker MODULE WORK SETTINGS`."""
+"""One side of one row in its own process: `python -m bench.speed.worker MODULE WORK SETTINGS`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from bench.pace import Pace, WorkSettings
+from bench.speed.pace import Pace, WorkSettings
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from bench.offline_job import Job, Policy
+from bench.evidence.offline_job import Job, Policy
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent

@@ -1,4 +1,4 @@
-"""`python -m bench.offline`: what the offline methods learn from given data, beside a peer.
+"""`python -m bench.evidence.offline`: what offline methods learn from given data, beside a peer.
 
 Trains every method on every dataset with every seed, each in a single-threaded process of its own,
 evaluates the last checkpoint, and prints one table.  Sizes, budgets, rates, reward scale, data and
@@ -24,15 +24,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from bench.compare import ROOT
-from bench.machine import available_cores, processor
-from bench.offline_job import METHODS, Job, make_job
+from bench.evidence.offline_job import METHODS, Job, make_job
+from bench.speed.compare import ROOT
+from bench.speed.machine import available_cores, processor
 from rl_training.data.datasets.sources import DatasetKind, load_transition_dataset
 from rl_training.errors import RLTrainingError
 
 PEER = "d3rlpy"
 DEFAULTS = f"{PEER} defaults"
-MODULES = {"ours": "bench.offline_ours", PEER: "bench.peers.d3rlpy_offline"}
+MODULES = {"ours": "bench.evidence.offline_ours", PEER: "bench.peers.d3rlpy_offline"}
 KINDS: dict[str, DatasetKind] = {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5"}
 Results = dict[str, dict[str, Any]]
 """A job as JSON to its returns and seconds."""
@@ -102,7 +102,7 @@ def run(job: Job, path: Path, options: argparse.Namespace) -> dict[str, Any]:
             )
     environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [python, "-m", "bench.offline_job", MODULES[side], job.to_json(), str(path)],
+        [python, "-m", "bench.evidence.offline_job", MODULES[side], job.to_json(), str(path)],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -185,7 +185,7 @@ def _peer(text: str) -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.offline", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.evidence.offline", description=__doc__)
     add = parser.add_argument
     add("--data", nargs="+", type=_file, default=[], metavar="FILE", help="npz or D4RL's HDF5")
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")

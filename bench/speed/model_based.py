@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from bench.pace import Pace
-from bench.sizes import ENSEMBLE, PETS, SAC
-from bench.updates import PLANNED, build_learner, full_replay, task_spec
+from bench.speed.pace import Pace
+from bench.speed.sizes import ENSEMBLE, PETS, SAC
+from bench.speed.updates import PLANNED, build_learner, full_replay, task_spec
 from rl_training.algorithms.acting import ActingState
 from rl_training.algorithms.dynamics.rollout import ModelEnv
 from rl_training.envs.spec import EnvSpec
@@ -27,7 +27,7 @@ def planning_config(accelerate: Any, precision: Any, threads: int, **settings: A
     """Return settings of a run of PETS that nothing but its model and planner is measured of."""
     return TrainConfig(
         algo="pets",
-        env_id="bench.task:Task",
+        env_id="bench.speed.task:Task",
         total_timesteps=PLANNED,
         eval_episodes=0,
         checkpoint_interval=0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.sizes import SAC
+from bench.speed.sizes import SAC
 
 EPISODE = 1_000
 

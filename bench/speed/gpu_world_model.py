@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from bench.accelerator import (
+from bench.speed.accelerator import (
     choose_accelerate,
     device_name,
     each_precision,
     synchronizer,
 )
-from bench.compare import FALLBACK
-from bench.figures import Figure
-from bench.options import Options
-from bench.rows import Row
-from bench.world_model import dreamer_config, prepare_dreamer
+from bench.speed.compare import FALLBACK
+from bench.speed.figures import Figure
+from bench.speed.options import Options
+from bench.speed.rows import Row
+from bench.speed.world_model import dreamer_config, prepare_dreamer
 
 EAGER = "own eager form"
 CHUNK = 8

@@ -7,9 +7,9 @@ from functools import partial
 
 import torch
 
-from bench.figures import Figure
-from bench.options import BenchError, Options
-from bench.rows import Row
+from bench.speed.figures import Figure
+from bench.speed.options import BenchError, Options
+from bench.speed.rows import Row
 from rl_training.errors import RLTrainingError
 
 PRECISIONS = ("fp32", "tf32", "bf16")

@@ -1,0 +1,4 @@
+"""What is learned: the gates, runs over several seeds, their records and the page of results.
+
+Nothing here is about speed.
+"""

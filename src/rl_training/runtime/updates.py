@@ -1,0 +1,38 @@
+"""One update of a learner from a replay: draw, learn, send priorities back.
+
+Eager and compiled runs execute this same function; `runtime/compile` only decides who does.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from rl_training.algorithms.base import AnyLearner, StepOutput
+from rl_training.algorithms.offline_config import OfflineConfig
+from rl_training.algorithms.replay_config import ReplaySettings
+from rl_training.data.replay.storage import ReplayBuffer
+
+
+def replay_step(learner: AnyLearner, replay: ReplayBuffer) -> StepOutput:
+    """Draw a batch, learn from it, and send new priorities back."""
+    batch = replay.sample(rows_per_update(learner))
+    output = learner.learn(batch)
+    if batch.index is not None and output.priority is not None:
+        replay.update_priorities(batch.index, output.priority)
+    return output
+
+
+def rows_per_update(learner: AnyLearner) -> int:
+    """Return how many transitions an update takes, per seed."""
+    settings = learner.config
+    if isinstance(settings, ReplaySettings):
+        return settings.rows_per_update
+    return cast(OfflineConfig, settings).batch_size
+
+
+def steps_per_update(learner: AnyLearner) -> int:
+    """Return how many steps an update learns from, per seed: a sequence counts for many."""
+    settings = learner.config
+    if isinstance(settings, ReplaySettings):
+        return settings.steps_per_update
+    return rows_per_update(learner)
