@@ -228,29 +228,51 @@ def test_worked_example_of_contributing_works_as_pasted_and_keeps_the_contract(
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     for file in ("README.md", "tests/conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path / file)
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    pasted = re.findall(r"^`([\w/.]+)`[^\n]*:\n\n```\w+\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    assert len(pasted) == 5
-    for name, body in pasted:
-        target = tmp_path / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(body)
-    for kind in ("trainer_smoke", "reference_script"):
-        body = (ROOT / f"tests/test_dqn_{kind}.py").read_text().replace("dqn", NEW_ALGORITHM)
-        (tmp_path / f"tests/test_{NEW_ALGORITHM}_{kind}.py").write_text(body)
+    method, preset, maths = worked_example()
+    (tmp_path / "src/rl_training/algorithms/expected_sarsa.py").write_text(method)
+    presets = tmp_path / "src/rl_training/assets/configs/expected_sarsa"
+    presets.mkdir()
+    (presets / "cartpole.yaml").write_text(preset)
+    (tmp_path / "tests/test_expected_sarsa_update.py").write_text(maths)
     run_python(
         "import subprocess, sys, pytest\n"
+        "from rl_training import ExpectedSARSA\n"
         "from rl_training.experiment.config import load_config\n"
-        "from rl_training.runtime.expected_sarsa_trainer import train_expected_sarsa\n"
         "changes = {'total_timesteps': 1050, 'eval_episodes': 1, 'output_dir': 'runs'}\n"
         "config = load_config('expected_sarsa/cartpole', changes=changes)\n"
-        "assert train_expected_sarsa(config).metrics['gradient_steps'] == 50\n"
+        "assert ExpectedSARSA(config).learn().metrics['gradient_steps'] == 50\n"
         "subprocess.run([sys.executable, 'scripts/update_docs.py'], check=True)\n"
-        "options = ['-q', '-p', 'no:cacheprovider', '-k', 'expected_sarsa', 'tests']\n"
+        "options = ['-q', '-p', 'no:cacheprovider', '-k', 'expected_sarsa']\n"
         "sys.exit(pytest.main(options))\n",
         tmp_path,
         tmp_path / "src",
     )
+
+
+def worked_example() -> tuple[str, str, str]:
+    """The files of CONTRIBUTING's example: the method, its preset, its test."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    pasted = re.findall(r"`([\w/.]+)`:\n\n```\w+\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    names = [Path(name).name for name, _ in pasted]
+    assert names == ["expected_sarsa.py", "cartpole.yaml", "test_expected_sarsa_update.py"]
+    method, preset, maths = (body for _, body in pasted)
+    return method, preset, maths
+
+
+def test_the_same_file_works_outside_the_package(tmp_path: Path) -> None:
+    (tmp_path / "expected_sarsa.py").write_text(worked_example()[0])
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    section = text[text.index("### Outside the package") : text.index("### In the package")]
+    shell, python, _ = re.findall(r"^```\w+\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    commands = [line.split() for line in shell.splitlines()]
+    assert [words[0] for words in commands] == ["rl-training"] * 3 + ["python"]
+    for words in commands[:3]:
+        code = f"import sys; sys.argv = {words!r}\nfrom rl_training.cli import main\nmain()"
+        run_python(code, tmp_path)
+    words = [*commands[3][2:], "-k", "metrics or round_trip"]
+    run_suite = "runpy.run_module('rl_training.testing', run_name='__main__')"
+    run_python(f"import runpy, sys; sys.argv = {words!r}\n{run_suite}", tmp_path)
+    run_python(python + "\nassert ExpectedSARSA.__name__ == 'ExpectedSARSA'\n", tmp_path)
 
 
 def test_the_quick_start_works_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

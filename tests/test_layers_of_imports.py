@@ -143,13 +143,6 @@ def test_the_guard_sees_what_it_forbids() -> None:
     ]
 
 
-def test_trainers_are_shims() -> None:
-    shims = sorted((PACKAGE / "runtime").glob("*_trainer.py"))
-    assert len(shims) == len(algorithm_names())
-    for path in shims:
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= 8, path
-
-
 def test_every_room_says_what_lives_there_and_what_does_not() -> None:
     rooms = sorted({path.parent for path in MODULES if path.parent != PACKAGE})
     for folder in rooms:
@@ -167,7 +160,6 @@ def test_every_algorithm_is_declared_in_full(algo: str) -> None:
     assert spec.metrics
     assert all(spec.metrics.values()), "every metric says what it means"
     assert [name for name in preset_names() if name.split("/")[0] == algo]
-    assert list((ROOT / "examples").glob(f"{algo}_*_reference.py"))
     undocumented = [k for k, f in spec.config_class.model_fields.items() if not f.description]
     assert not undocumented
 

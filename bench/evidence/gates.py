@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config
+from rl_training.resources import ASSETS
 from rl_training.validation import suggest
 
 Cost = Literal["quick", "medium"]
@@ -106,92 +109,22 @@ class Gate:
         )
 
 
-_PENDULUM, _CARTPOLE, _CATCH = -1230.0, 22.2, -0.69
-_MIXED, _MEDIUM = "pendulum-mixed-reagent.npz", "pendulum-medium-rllib.npz"
-_EXPERT, _SHORT_EXPERT = "cartpole-expert-sb2.npz", "cartpole-ppo-rllib.npz"
+SUFFIX = ".gate.yaml"
+"""A gate is declared beside its preset: `sac/pendulum.gate.yaml` holds that of `sac/pendulum`."""
 
 
-def _pendulum(
-    preset: str,
-    steps: int,
-    bar: float,
-    cost: Cost,
-    *settings: str,
-    data: str | None = None,
-) -> Gate:
-    return Gate(
-        preset=preset,
-        steps=steps,
-        bar=bar,
-        random=_PENDULUM,
-        cost=cost,
-        settings=settings,
-        data=data,
-    )
+def _read_gates() -> tuple[Gate, ...]:
+    root = ASSETS / "configs"
+    gates = []
+    for path in sorted(root.rglob(f"*{SUFFIX}")):
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        preset = path.relative_to(root).as_posix().removesuffix(SUFFIX)
+        settings = tuple(values.pop("settings", ()))
+        gates.append(Gate(preset=preset, settings=settings, **values))
+    return tuple(gates)
 
 
-def _cartpole(
-    preset: str,
-    steps: int,
-    cost: Cost,
-    *settings: str,
-    data: str | None = None,
-    data_key: str = "dataset",
-) -> Gate:
-    """CartPole counts as solved at 475, whoever learns it."""
-    return Gate(
-        preset=preset,
-        steps=steps,
-        bar=475.0,
-        random=_CARTPOLE,
-        cost=cost,
-        settings=settings,
-        data=data,
-        data_key=data_key,
-    )
-
-
-# Presets that evaluate twice in a run evaluate more often here, so that there is a curve to see.
-GATES: tuple[Gate, ...] = (
-    _pendulum("sac/pendulum", 10_000, -200.0, "quick"),
-    _pendulum("td3/pendulum", 10_000, -200.0, "quick"),
-    _cartpole("ppo/cartpole", 100_000, "quick"),
-    _cartpole("dqn/cartpole", 50_000, "quick"),
-    _cartpole("qr_dqn/cartpole", 50_000, "medium"),
-    _cartpole("iqn/cartpole", 50_000, "medium"),
-    _cartpole("fqf/cartpole", 50_000, "medium"),
-    _cartpole(
-        "bc/cartpole",
-        5_000,
-        "quick",
-        "algo_kwargs.dataset_trajectories=10",
-        "algo_kwargs.eval_interval=500",
-        data=_EXPERT,
-    ),
-    _pendulum("cql/pendulum", 6_000, -300.0, "medium", data=_MIXED),
-    _pendulum("iql/pendulum", 12_000, -200.0, "medium", data=_MIXED),
-    _pendulum("td3_bc/pendulum", 12_000, -200.0, "medium", data=_MIXED),
-    _cartpole(
-        "discrete_cql/cartpole",
-        5_000,
-        "quick",
-        "algo_kwargs.eval_interval=500",
-        data=_SHORT_EXPERT,
-    ),
-    _pendulum("rlpd/pendulum", 2_000, -200.0, "medium", data=_MEDIUM),
-    _pendulum("mopo/pendulum", 8_000, -300.0, "medium", data=_MIXED),
-    _pendulum("mbpo/pendulum", 3_000, -200.0, "medium"),
-    _pendulum("pets/pendulum", 2_000, -250.0, "medium", "algo_kwargs.eval_interval=500"),
-    _cartpole(
-        "gail/cartpole",
-        200_000,
-        "medium",
-        "algo_kwargs.expert_trajectories=10",
-        data=_EXPERT,
-        data_key="expert_dataset",
-    ),
-    Gate(preset="dreamer/catch", steps=8_000, bar=0.9, random=_CATCH, cost="medium"),
-)
+GATES = _read_gates()
 
 
 def quick_gates() -> tuple[Gate, ...]:

@@ -24,9 +24,13 @@ def find_packaged_asset(name: str) -> Path:
 
 
 def preset_names() -> list[str]:
-    """Return the names of all presets, such as `sac/pendulum`."""
+    """Return the names of all presets, such as `sac/pendulum`.
+
+    `sac/pendulum.gate.yaml` is no preset: it says what `sac/pendulum` must learn.
+    """
     root = ASSETS / "configs"
-    return sorted(str(p.relative_to(root).with_suffix("")) for p in root.rglob("*.yaml"))
+    files = (path for path in root.rglob("*.yaml") if not path.name.endswith(".gate.yaml"))
+    return sorted(str(path.relative_to(root).with_suffix("")) for path in files)
 
 
 def preset_path(source: str | Path) -> Path:

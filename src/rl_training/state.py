@@ -2,7 +2,8 @@
 
 `Stateful` walks an object's attributes and collects every tensor and everything that has a
 `state_dict`.  What is found is what a checkpoint holds, so nobody can forget a multiplier or a
-counter.
+counter.  Lists, tuples and mappings are not walked: one that holds tensors which no part holds is
+an error (`require_found`), unless it is marked as `transient`.
 Convention: tensors with at least one axis carry the seed axis first; 0-d tensors and numbers are
 shared by all seeds.
 """
@@ -10,7 +11,7 @@ shared by all seeds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,14 @@ from torch import Tensor, nn
 from rl_training.errors import CheckpointError
 
 StateDict = dict[str, Any]
+T = TypeVar("T")
+
+
+class transient(Generic[T]):  # noqa: N801 - read as a word: `self.box = transient((low, high))`
+    """A value that no checkpoint holds, because it follows from the settings or the task."""
+
+    def __init__(self, value: T) -> None:
+        self.value = value
 
 
 class Counter:
@@ -86,6 +95,42 @@ class Stateful:
         require_same_keys(parts, state, owner)
         for name, value in parts.items():
             _load_into(value, state[name], f"{owner}.{name}")
+
+
+def require_found(owner: Stateful) -> None:
+    """Refuse containers of tensors that a checkpoint would silently leave out.
+
+    Tensors that a part holds too, such as the parameters of a network, may stand in a list as well.
+
+    Raises:
+        TypeError: Naming the attribute, and what to do.
+    """
+    known = {id(tensor) for _, part in owner._parts() for tensor in _tensors_in(part)}
+    for name, value in vars(owner).items():
+        if not isinstance(value, list | tuple | dict | set):
+            continue
+        if any(id(tensor) not in known for tensor in _tensors_in(value)):
+            raise TypeError(
+                f"{type(owner).__name__}.{name} is a {type(value).__name__} that holds tensors, "
+                "and no checkpoint would hold them; make each an attribute, or wrap it in "
+                "rl_training.state.transient if it need not be saved"
+            )
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from value.parameters()
+        yield from value.buffers()
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors_in(item)
+    elif isinstance(value, list | tuple | set):
+        for item in value:
+            yield from _tensors_in(item)
+    elif hasattr(value, "state_dict"):
+        yield from _tensors_in(list(vars(value).values()))
 
 
 def require_same_keys(have: Mapping[str, Any], saved: Mapping[str, Any], owner: str) -> None:

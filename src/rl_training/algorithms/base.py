@@ -29,7 +29,7 @@ from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.rng import Rng
-from rl_training.state import Counter, PerSeed
+from rl_training.state import Counter, PerSeed, require_found
 from rl_training.validation import parse
 
 BatchT = TypeVar("BatchT", TransitionBatch, RolloutBatch, SequenceBatch)
@@ -87,6 +87,7 @@ class Learner(Acts, Generic[BatchT]):
         self.progress = 0.0
         self.setup_inputs()
         self.setup()
+        require_found(self)
         self.set_progress(0.0)
 
     # What an algorithm provides

@@ -26,7 +26,7 @@ from rl_training.algorithms.imagining import (
     imagining_networks,
 )
 from rl_training.algorithms.replay_config import ReplayConfig
-from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
 from rl_training.validation import LARGEST_INT, PositiveInt
 
@@ -124,6 +124,7 @@ SPEC = AlgorithmSpec(
     learner=MBPO,
     networks=imagining_networks,
     loop=Loop.OFF_POLICY,
+    phases=(Phase.IMAGINATION,),
     action_kinds=("continuous",),
     metrics=IMAGINING_METRICS
     | {"mbpo_model_loss": "loss of the model at its latest gradient step, summed over members"},

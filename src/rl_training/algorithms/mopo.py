@@ -30,7 +30,7 @@ from rl_training.algorithms.imagining import (
     imagining_networks,
 )
 from rl_training.algorithms.offline_config import OfflineConfig
-from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
 from rl_training.validation import NonNegativeFloat, PositiveInt
 
 __all__ = ["MOPO", "SPEC", "MOPOConfig", "mopo_model_loss"]
@@ -82,6 +82,7 @@ SPEC = AlgorithmSpec(
     learner=MOPO,
     networks=imagining_networks,
     loop=Loop.OFFLINE,
+    phases=(Phase.IMAGINATION,),
     action_kinds=("continuous",),
     metrics=IMAGINING_METRICS
     | {"mopo_model_loss": "loss of the model at its latest gradient step, summed over members"},

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rl_training.algorithms.prior_config import PriorDataConfig
 from rl_training.algorithms.sac import SAC, SACSettings, sac_loss, sac_networks
-from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.validation import NonNegativeInt, Number, PositiveInt
@@ -124,6 +124,7 @@ SPEC = AlgorithmSpec(
     learner=RLPD,
     networks=sac_networks,
     loop=Loop.OFF_POLICY,
+    phases=(Phase.PRIOR_DATA,),
     action_kinds=("continuous",),
     metrics={
         "critic_loss": "squared TD error, summed over critics",

@@ -32,6 +32,15 @@ class Loop(Enum):
     OFFLINE = "offline"
 
 
+class Phase(Enum):
+    """What a method adds to its loop, by name; `runtime/loops.py` says what each does."""
+
+    PRIOR_DATA = "prior_data"
+    IMAGINATION = "imagination"
+    WORLD_MODEL_HEALTH = "world_model_health"
+    DEMONSTRATIONS = "demonstrations"
+
+
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmSpec:
     """What the package must know about an algorithm."""
@@ -48,6 +57,8 @@ class AlgorithmSpec:
     """Every metric of an update with its meaning; the contract tests hold the learner to it."""
     obs_ndims: tuple[int, ...] = (1,)
     """Numbers of axes an observation may have."""
+    phases: tuple[Phase, ...] = ()
+    """What it adds to its loop."""
 
     @property
     def config_class(self) -> type[AlgoConfig]:
@@ -58,6 +69,11 @@ class AlgorithmSpec:
     def continues_online(self) -> bool:
         """Whether an offline method may go on online with its own update: its settings say how."""
         return issubclass(self.config_class, OfflineToOnlineConfig)
+
+    @property
+    def loop_phases(self) -> tuple[Phase, ...]:
+        """The phases of a run: online, an offline method has its dataset as prior data."""
+        return (*self.phases, Phase.PRIOR_DATA) if self.continues_online else self.phases
 
     def loop_of(self, config: AlgoConfig) -> Loop:
         """Return the loop under these settings: an offline method may have been sent online."""

@@ -28,15 +28,16 @@ from rl_training.models.dynamics import take_rows
 from rl_training.runtime.compile.runner import ReplayRunner
 from rl_training.runtime.health.dynamics import fit_health, per_seed, rollout_health
 from rl_training.runtime.model_runner import ModelRunner
+from rl_training.runtime.phases import LoopPhase
 from rl_training.runtime.replay import require_free
 from rl_training.runtime.session import Session
-from rl_training.state import Counter, Stateful
+from rl_training.state import Counter, Stateful, transient
 
 
-class Imagination(Stateful):
+class Imagination(LoopPhase, Stateful):
     """Keeps a learner's model and its imagined transitions up to date."""
 
-    def __init__(self, session: Session, learner: Imagining, real: ReplayBuffer) -> None:
+    def __init__(self, session: Session, learner: AnyLearner, real: ReplayBuffer | None) -> None:
         """Allocate the imagined transitions.
 
         Args:
@@ -47,32 +48,42 @@ class Imagination(Stateful):
         Raises:
             RLTrainingError: For rules of the task that are not known, too little data or memory.
         """
+        assert isinstance(learner, Imagining)
+        assert real is not None
         if isinstance(real, DatasetBuffer):  # a replay is filled later
             learner.dynamics.require_rows(len(real))
-        self.session, self.real = session, (real,)  # in a tuple: a part of its own
-        self._learners = (learner,)
+        # Parts of the checkpoint of their own, which are not saved once more within this one.
+        self.session, self._learner, self._real = session, transient(learner), transient(real)
         self.rules = rules_for(learner, real, session.env_spec, session.config.env_kwargs)
-        self._buffers = (synthetic_buffer(learner, real),)
+        self._buffer = transient(synthetic_buffer(learner, real))
         self.fits, self.refreshes = Counter(), Counter()
         self._model: ModelRunner | None = None
-
-    @classmethod
-    def of(cls, session: Session, learner: AnyLearner, real: ReplayBuffer) -> Imagination | None:
-        """Return what a learner needs to imagine, or None where it does not."""
-        return cls(session, learner, real) if isinstance(learner, Imagining) else None
 
     @property
     def learner(self) -> Imagining:
         """Whose model it is."""
-        return self._learners[0]
+        return self._learner.value
 
     @property
     def buffer(self) -> SyntheticBuffer:
         """Imagined transitions, mixed with real ones when it is drawn from."""
-        return self._buffers[0]
+        return self._buffer.value
 
-    def next_times(self) -> list[int]:
-        """Return the next steps at which a pass must begin."""
+    @property
+    def real(self) -> ReplayBuffer:
+        """Transitions that happened."""
+        return self._real.value
+
+    def parts(self) -> dict[str, Any]:
+        """Return the counts of fits and refreshes, and what was imagined."""
+        return {"imagination": self, "imagined": self.buffer}
+
+    def batches(self, replay: ReplayBuffer) -> ReplayBuffer:  # noqa: ARG002 - it holds `replay`
+        """Draw from imagined transitions mixed with real ones."""
+        return self.buffer
+
+    def stops(self) -> list[int]:
+        """Return the next steps at which the model is fitted or rolled out."""
         config, step = self.learner.config, self.session.step
         found = (times.next_after(step) for times in (config.fit_times, config.refresh_times))
         return [time for time in found if time is not None]
@@ -92,11 +103,9 @@ class Imagination(Stateful):
     def _fit(self, runner: ReplayRunner) -> None:
         if self._model is None:
             self._model = ModelRunner(self.learner, runner)
-        rows = buffer_rows(self.real[0])
+        rows = buffer_rows(self.real)
         found = self._model.fit(rows, self.session.pause)
-        self.session.log_extra(
-            "model", per_seed(fit_health(self.learner, self.real[0], rows, found))
-        )
+        self.session.log_extra("model", per_seed(fit_health(self.learner, self.real, rows, found)))
 
     def _refresh(self) -> None:
         learner, config, step = self.learner, self.learner.config, self.session.step
@@ -106,21 +115,14 @@ class Imagination(Stateful):
         self.buffer.extend(
             fields_of(counted, learner.imagined_reward(counted)), config.kept_at(step)
         )
-        found = rollout_health(learner, self.real[0], made, horizon)
+        found = rollout_health(learner, self.real, made, horizon)
         self.session.log_extra("imagined", per_seed(found))
 
     def starts(self) -> Tensor:
         """Draw real states to start from, `[S, B, D]`."""
-        learner, real = self.learner, self.real[0]
+        learner, real = self.learner, self.real
         index = real.draw_rows(learner.rng, learner.config.rollout_batch_size)
         return take_rows(real.rows["obs"].expand(learner.num_seeds, -1, -1), index)
-
-
-def parts_of(imagination: Imagination | None) -> dict[str, Any]:
-    """Return what a checkpoint must hold of it."""
-    if imagination is None:
-        return {}
-    return {"imagination": imagination, "imagined": imagination.buffer}
 
 
 def fields_of(made: Imagined, reward: Tensor) -> dict[str, Tensor]:

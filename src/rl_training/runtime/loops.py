@@ -10,23 +10,25 @@ checkpoint may be written.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
-from rl_training.algorithms.gail.demonstrations import Demonstrated
 from rl_training.algorithms.online_config import replay_settings
 from rl_training.algorithms.replay_config import ReplaySettings
-from rl_training.algorithms.spec import Loop
+from rl_training.algorithms.spec import Loop, Phase
 from rl_training.data.batch import RolloutBatch
+from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.seeds import SeedVectorEnv
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.compile.runner import ReplayRunner, RolloutRunner
+from rl_training.runtime.demonstrations import Demonstrations
 from rl_training.runtime.health.world_model import WorldModelHealth
-from rl_training.runtime.imagining import Imagination, parts_of
-from rl_training.runtime.prior import BLOCK, pretrain, pretrain_updates, prior_counts, see_prior
+from rl_training.runtime.imagining import Imagination
+from rl_training.runtime.phases import LoopPhase, Phases
+from rl_training.runtime.prior import BLOCK, PriorData, pretrain_updates
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
@@ -38,20 +40,18 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     assert config is not None
     replay = make_replay(config, envs.spec, envs.num_envs, session.seeds, learner.device)
     collector = Collector(envs, learner.device)
-    imagination = Imagination.of(session, learner, replay)
-    batches = replay if imagination is None else imagination.buffer
+    phases = phases_of(session, learner, replay)
+    batches = phases.batches(replay)
     acting = learner.initial_acting_state(envs.num_envs)
-    parts = parts_of(imagination) | ({} if acting is None else {"acting": acting})
+    parts = phases.parts() | ({} if acting is None else {"acting": acting})
     session.register(learner, collector=collector, replay=replay, **parts)
-    session.counts = partial(prior_counts, learner, replay)
-    health = WorldModelHealth.of(session, learner, replay)
-    session.begin(collector.start, lambda: see_prior(learner, replay), replay.notes)
+    session.counts = phases.counts
+    session.begin(collector.start, phases.first, [*replay.notes, *phases.notes()])
     planned = pretrain_updates(learner) + updates_due(config, 0, session.clock.planned.value)
     runner = ReplayRunner(session.accelerator, learner, batches, session.recorder, planned, acting)
-    pretrain(session, learner, runner)
+    phases.before_loop(runner)
     while session.running():
-        if imagination is not None:
-            imagination.before_pass(runner)
+        phases.before_pass(runner)
         learner.set_progress(session.progress)
         replay.set_progress(session.progress)
         with torch.inference_mode():
@@ -71,8 +71,7 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
         if due:
             learner.begin_round(replay)
             runner.update(due)
-        if health is not None:
-            health.look_when_due()
+        phases.after_pass()
         session.tick()
     return session.finish()
 
@@ -93,11 +92,9 @@ def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) ->
     assert isinstance(learner, OnPolicyLearner)
     num_steps = learner.rollout_steps
     collector = Collector(envs, learner.device)
-    if isinstance(learner, Demonstrated):
-        _begin_with_demonstrations(session, learner, collector)
-    else:
-        session.register(learner, collector=collector)
-        session.begin(collector.start)
+    phases = phases_of(session, learner, None)
+    session.register(learner, collector=collector, **phases.parts())
+    session.begin(collector.start, phases.first, phases.notes())
     rows = num_steps * envs.num_envs
     planned = session.clock.planned.value // rows
     runner = RolloutRunner(session.accelerator, learner, planned, rows)
@@ -109,16 +106,6 @@ def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) ->
         session.record(learner.update(rollout, global_step=session.step))
         session.tick()
     return session.finish()
-
-
-def _begin_with_demonstrations(
-    session: Session, learner: Demonstrated, collector: Collector
-) -> None:
-    """Begin a run whose checkpoints hold the digest of the demonstrations too."""
-    shown, notes = load_buffer(learner, session.env_spec, session.seeds)
-    learner.attach(shown)
-    session.register(learner, collector=collector, demonstrations=shown)
-    session.begin(collector.start, lambda: learner.see_data(shown), notes)
 
 
 def gather_rollout(collector: Collector, learner: OnPolicyLearner, num_steps: int) -> RolloutBatch:
@@ -146,27 +133,37 @@ def gather_rollout(collector: Collector, learner: OnPolicyLearner, num_steps: in
 def run_offline(session: Session, learner: AnyLearner) -> TrainResult:
     """Learn from a fixed dataset; steps are gradient steps."""
     buffer, notes = load_buffer(learner, session.env_spec, session.seeds)
-    imagination = Imagination.of(session, learner, buffer)
-    batches = buffer if imagination is None else imagination.buffer
-    session.register(learner, replay=buffer, **parts_of(imagination))
+    phases = phases_of(session, learner, buffer)
+    batches = phases.batches(buffer)
+    session.register(learner, replay=buffer, **phases.parts())
     session.begin(lambda: None, lambda: learner.see_data(buffer), notes)
     runner = ReplayRunner(
         session.accelerator, learner, batches, session.recorder, session.clock.planned.value
     )
     while session.running():
-        if imagination is not None:
-            imagination.before_pass(runner)
+        phases.before_pass(runner)
         # Schedules move at fixed steps, so that they do not depend on where a run was cut.
         block_start = session.step - session.step % BLOCK
         learner.set_progress(session.progress_at(block_start))
-        stops = [block_start + BLOCK, session.next_stop()]
-        if imagination is not None:
-            stops += imagination.next_times()
-        steps = min(stops) - session.step
+        steps = min(block_start + BLOCK, session.next_stop(), *phases.stops()) - session.step
         session.advance(steps)
         runner.update(steps)
         session.tick()
     return session.finish()
+
+
+PHASES: dict[Phase, type[LoopPhase]] = {
+    Phase.PRIOR_DATA: PriorData,
+    Phase.IMAGINATION: Imagination,
+    Phase.WORLD_MODEL_HEALTH: WorldModelHealth,
+    Phase.DEMONSTRATIONS: Demonstrations,
+}
+
+
+def phases_of(session: Session, learner: AnyLearner, replay: ReplayBuffer | None) -> Phases:
+    """Return what the method of a run adds to its loop."""
+    names = get_algorithm_spec(session.config.algo).loop_phases
+    return Phases([PHASES[name](session, learner, replay) for name in names])
 
 
 OnlineLoop = Callable[[Session, AnyLearner, SeedVectorEnv], TrainResult]

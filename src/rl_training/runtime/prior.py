@@ -7,55 +7,62 @@ from rl_training.algorithms.prior_config import PriorDataConfig
 from rl_training.data.replay.prior import WithPrior
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.runtime.compile.runner import ReplayRunner
+from rl_training.runtime.phases import LoopPhase
 from rl_training.runtime.session import Session
 
 BLOCK = 32
 """Updates of one pass of a loop that takes no environment steps."""
 
 
-def see_prior(learner: AnyLearner, replay: ReplayBuffer) -> None:
-    """Let the learner take statistics of the prior data, where there is any."""
-    if isinstance(replay, WithPrior):
-        learner.see_data(replay.prior)
+class PriorData(LoopPhase):
+    """Statistics of prior data, updates on it alone, and what the log says of it."""
 
+    def __init__(self, session: Session, learner: AnyLearner, replay: ReplayBuffer | None) -> None:
+        """Take hold of the run, the learner and its replay, which may have no prior data."""
+        self.session, self.learner, self.replay = session, learner, replay
 
-def pretrain(session: Session, learner: AnyLearner, runner: ReplayRunner) -> None:
-    """Do the updates on prior data alone that are still to be done.
+    def first(self) -> None:
+        """Let the learner take statistics of the prior data, where there is any."""
+        if isinstance(self.replay, WithPrior):
+            self.learner.see_data(self.replay.prior)
 
-    The learner's own count says how many are, so a run that is taken up goes on where it was.  They
-    take no steps: checkpoints, one every `checkpoint_interval` updates, are of step 0, and so is
-    the line of the log that has their averages.
-    """
-    wanted = pretrain_updates(learner)
-    if wanted == 0 or session.step > 0:
-        return
-    learner.set_progress(0.0)
-    every = session.config.checkpoint_interval
-    while (done := learner.num_updates.value) < wanted and session.running():
-        # Blocks end at fixed counts, so that a run does not depend on where it was cut.
-        runner.update(min(done - done % BLOCK + BLOCK, wanted) - done)
-        session.tick()
-        if every > 0 and learner.num_updates.value // every > done // every:
-            session.save()
-    if session.running() and session.recorder.updates.value:
-        session.log()
+    def before_loop(self, runner: ReplayRunner) -> None:
+        """Do the updates on prior data alone that are still to be done.
+
+        The learner's own count says how many are, so a run that is taken up goes on where it was.
+        They take no steps: checkpoints, one every `checkpoint_interval` updates, are of step 0, and
+        so is the line of the log that has their averages.
+        """
+        session, learner = self.session, self.learner
+        wanted = pretrain_updates(learner)
+        if wanted == 0 or session.step > 0:
+            return
+        learner.set_progress(0.0)
+        every = session.config.checkpoint_interval
+        while (done := learner.num_updates.value) < wanted and session.running():
+            # Blocks end at fixed counts, so that a run does not depend on where it was cut.
+            runner.update(min(done - done % BLOCK + BLOCK, wanted) - done)
+            session.tick()
+            if every > 0 and learner.num_updates.value // every > done // every:
+                session.save()
+        if session.running() and session.recorder.updates.value:
+            session.log()
+
+    def counts(self) -> dict[str, float]:
+        """Return the updates done on prior data alone, and the rows of a batch."""
+        config = self.learner.config
+        if not isinstance(config, PriorDataConfig) or not isinstance(self.replay, WithPrior):
+            return {}
+        offline = self.replay.prior_rows(config.batch_size)
+        done = min(self.learner.num_updates.value, config.offline_pretrain_updates)
+        return {
+            "pretrain_updates_done": float(done),
+            "offline_batch_size": float(offline),
+            "online_batch_size": float(config.batch_size - offline),
+        }
 
 
 def pretrain_updates(learner: AnyLearner) -> int:
     """Return how many updates a learner does before the first environment step."""
     config = learner.config
     return config.offline_pretrain_updates if isinstance(config, PriorDataConfig) else 0
-
-
-def prior_counts(learner: AnyLearner, replay: ReplayBuffer) -> dict[str, float]:
-    """Return what the log says of prior data: updates done on it alone, and rows of a batch."""
-    config = learner.config
-    if not isinstance(config, PriorDataConfig) or not isinstance(replay, WithPrior):
-        return {}
-    offline = replay.prior_rows(config.batch_size)
-    done = min(learner.num_updates.value, config.offline_pretrain_updates)
-    return {
-        "pretrain_updates_done": float(done),
-        "offline_batch_size": float(offline),
-        "online_batch_size": float(config.batch_size - offline),
-    }

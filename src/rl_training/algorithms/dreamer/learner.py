@@ -34,7 +34,7 @@ from rl_training.algorithms.dreamer.losses import (
 from rl_training.algorithms.losses import add_weighted
 from rl_training.algorithms.optim import Adam, minimize_together, seed_view
 from rl_training.algorithms.schedules import learning_rate_factor
-from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import SequenceBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.dreamer import DreamerActor, DreamerCritic, WorldModel
@@ -228,6 +228,7 @@ SPEC = AlgorithmSpec(
     learner=Dreamer,
     networks=dreamer_networks,
     loop=Loop.OFF_POLICY,
+    phases=(Phase.WORLD_MODEL_HEALTH,),
     action_kinds=("discrete", "continuous"),
     obs_ndims=(1, 3),
     metrics={

@@ -6,6 +6,7 @@ from rl_training.algorithms.base import OnPolicyLearner
 from rl_training.data.replay.pairs import Pairs
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.errors import ConfigError
+from rl_training.state import transient
 
 
 class Demonstrated(OnPolicyLearner):
@@ -16,11 +17,11 @@ class Demonstrated(OnPolicyLearner):
 
     read_only = ("_shown",)
     """Attributes whose tensors learning does not change."""
-    _shown: tuple[Pairs, ...] = ()
+    _shown: transient[Pairs] | None = None
 
     def attach(self, buffer: ReplayBuffer) -> None:
         """Take hold of the demonstrations; called whenever a run starts or is taken up."""
-        self._shown = (Pairs.of_buffer(buffer),)
+        self._shown = transient(Pairs.of_buffer(buffer))
 
     @property
     def expert(self) -> Pairs:
@@ -29,9 +30,9 @@ class Demonstrated(OnPolicyLearner):
         Raises:
             ConfigError: When there are none.
         """
-        if not self._shown:
+        if self._shown is None:
             raise ConfigError(
                 f"{type(self).__name__} has no demonstrations; give it some with "
                 "attach(DatasetBuffer(dataset)) before its first update"
             )
-        return self._shown[0]
+        return self._shown.value

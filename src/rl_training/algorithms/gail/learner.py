@@ -29,7 +29,7 @@ from rl_training.algorithms.optim import Adam
 from rl_training.algorithms.pixel_config import encoder_for
 from rl_training.algorithms.ppo import PPO, ppo_networks
 from rl_training.algorithms.ppo import SPEC as PPO_SPEC
-from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import RolloutBatch
 from rl_training.data.replay.pairs import GeneratorReplay, Pairs
 from rl_training.data.replay.storage import ReplayBuffer
@@ -139,6 +139,7 @@ SPEC = AlgorithmSpec(
     learner=GAIL,
     networks=gail_networks,
     loop=Loop.ON_POLICY,
+    phases=(Phase.DEMONSTRATIONS,),
     action_kinds=("discrete", "continuous"),
     obs_ndims=(1, 3),
     metrics={

@@ -33,6 +33,7 @@ from rl_training.envs.tasks.rewards import reward_for
 from rl_training.envs.tasks.terminations import termination_for
 from rl_training.errors import ConfigError
 from rl_training.rng import Rng
+from rl_training.state import transient
 
 
 class Planned(TransitionLearner):
@@ -53,7 +54,7 @@ class Planned(TransitionLearner):
             )
         # In a tuple, which holds no state: given anew, but an input of compiled programs.
         ones = torch.ones(model.action_dim, device=self.device)
-        self._box = (-ones, ones)
+        self._box = transient((-ones, ones))
         self._functions: tuple[TransitionFunction | None, TransitionFunction | None] = (None, None)
         self._programs: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._not_imported: NotImportedError | None = None
@@ -102,8 +103,8 @@ class Planned(TransitionLearner):
         """Plan from `obs` `[S, n, D]`, starting at what is left of the last plans."""
         assert isinstance(state, PlanningState)
         rate = self._sampler().objective(obs, state.rng, self._rate)
-        settings = self.config.planner_settings()
-        plan, kept = search(rate, state.plan, state.kept, Bounds(*self._box), settings, state.rng)
+        settings, box = self.config.planner_settings(), Bounds(*self._box.value)
+        plan, kept = search(rate, state.plan, state.kept, box, settings, state.rng)
         state.advance(plan, kept)
         return plan[:, :, 0]
 

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from rl_training.errors import RLTrainingError
 from rl_training.rng import Rng
 from rl_training.runtime.compile.stages import EARLY, LATE, at_stage
-from rl_training.state import PerSeed, Scalar
+from rl_training.state import PerSeed, Scalar, transient
 
 Owners = Mapping[str, object]
 _TORCH = str(Path(torch.__file__).parent)
@@ -88,7 +88,7 @@ def _children(value: Any) -> list[tuple[Any, Any]]:
         return list(value.items())
     if isinstance(value, list | tuple):
         return list(enumerate(value))
-    if isinstance(value, Scalar | PerSeed) or hasattr(value, "state_dict"):
+    if isinstance(value, Scalar | PerSeed | transient) or hasattr(value, "state_dict"):
         return list(vars(value).items())
     return []
 

@@ -20,6 +20,7 @@ from rl_training.data.replay.sequences import RecurrentReplayBuffer
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.rng import Rng
 from rl_training.runtime.health.dynamics import per_seed
+from rl_training.runtime.phases import LoopPhase
 from rl_training.runtime.session import Session
 
 SEQUENCES, SHOWN = 32, 4
@@ -31,23 +32,17 @@ FRAME_MILLISECONDS = 250
 Image = NDArray[Any]
 
 
-class WorldModelHealth:
+class WorldModelHealth(LoopPhase):
     """Predicts real sequences now and then, for the log and as a video."""
 
-    def __init__(self, session: Session, learner: Dreamer, replay: RecurrentReplayBuffer) -> None:
+    def __init__(self, session: Session, learner: AnyLearner, replay: ReplayBuffer | None) -> None:
+        """Take hold of the run, its world model and its sequences."""
+        assert isinstance(learner, Dreamer)
+        assert isinstance(replay, RecurrentReplayBuffer)
         self.session, self.learner, self.replay = session, learner, replay
         self._can_draw = True
 
-    @classmethod
-    def of(
-        cls, session: Session, learner: AnyLearner, replay: ReplayBuffer
-    ) -> WorldModelHealth | None:
-        """Return what looks at a learner's world model, or None where there is none."""
-        if isinstance(learner, Dreamer) and isinstance(replay, RecurrentReplayBuffer):
-            return cls(session, learner, replay)
-        return None
-
-    def look_when_due(self) -> None:
+    def after_pass(self) -> None:
         """Look at every evaluation after the first update, where the settings ask for it."""
         config = self.learner.config
         learned = self.learner.num_updates.value > 0
