@@ -120,6 +120,7 @@ def frozen_next_values(learner: Any, replay: ReplayBuffer) -> dict[str, Callable
     }
 
 
+@pytest.mark.matrix
 def test_a_number_that_changes_during_a_run_is_refused_and_named_on_every_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +216,7 @@ def test_what_needs_cuda_is_refused_on_a_cpu_and_nothing_is_left(
     assert not list((tmp_path / "runs").glob("*"))
 
 
+@pytest.mark.matrix
 def test_a_compiler_that_fails_leaves_an_eager_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +298,7 @@ def test_the_cache_of_another_user_is_not_trusted(
         cache_folder()
 
 
+@pytest.mark.matrix
 def test_a_worker_that_dies_makes_the_run_compile_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

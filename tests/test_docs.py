@@ -64,6 +64,8 @@ def rl_training_arguments(page: Path) -> list[list[str]]:
 
 def parse_command(arguments: list[str]) -> dict[str, Any]:
     """Parse a command line as the program would, without running it."""
+    while arguments[0] == "--plugin":  # an option of every command
+        arguments = arguments[2:]
     group: Any = typer.main.get_command(app)
     context = group.make_context("rl-training", list(arguments))
     name, command, rest = group.resolve_command(context, list(arguments))

@@ -168,6 +168,7 @@ def test_the_value_on_the_replay_teaches_the_states_and_the_imagined_one_does_no
     assert not torch.equal(still[name], before[name])
 
 
+@pytest.mark.matrix
 def test_the_world_model_learns_a_sequence_that_repeats() -> None:
     found = learner(world_model_learning_rate=3e-3, representation_scale=0.1)
     steps = torch.arange(6)

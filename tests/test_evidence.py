@@ -69,7 +69,7 @@ def test_every_method_has_one_gate() -> None:
 
 def test_the_gates_of_make_learn_are_quick_and_four_need_no_data() -> None:
     free = [gate.preset for gate in quick_gates() if gate.data is None]
-    assert free == ["sac/pendulum", "td3/pendulum", "ppo/cartpole", "dqn/cartpole"]
+    assert free == ["dqn/cartpole", "ppo/cartpole", "sac/pendulum", "td3/pendulum"]
 
 
 @every_gate
@@ -94,8 +94,8 @@ def test_the_command_of_a_gate_is_its_run(gate: Gate) -> None:
 
 def test_gates_are_found_by_preset_or_method() -> None:
     assert [gate.preset for gate in find_gates(["dqn", "sac/pendulum"])] == [
-        "sac/pendulum",
         "dqn/cartpole",
+        "sac/pendulum",
     ]
     assert find_gates([]) == GATES
     with pytest.raises(ConfigError, match=r"'sac/pendulm' is not .* mean sac/pendulum\?"):

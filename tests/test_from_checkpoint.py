@@ -100,6 +100,7 @@ def test_td3_goes_on_from_td3_bc_with_both_targets(tmp_path: Path) -> None:
         assert torch.equal(ours[name], theirs[name]), name
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("source", ["cql", "rlpd"])
 def test_rlpd_goes_on_from_cql_and_from_itself(source: str, tmp_path: Path) -> None:
     networks = {"num_critics": 10, "use_layer_norm": True}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.tiny import ROOT
+from rl_training.algorithms.base import Learner
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.resources import preset_names
 
@@ -141,6 +142,15 @@ def test_the_guard_sees_what_it_forbids() -> None:
         "torch.load",
         "yaml.load",
     ]
+
+
+STILL_DEEPER = {"mbpo": 4, "mopo": 4}
+"""Learners that are to hold a SAC and still inherit one."""
+
+
+def test_at_most_three_classes_stand_above_a_learner(algo: str) -> None:
+    above = [c for c in get_algorithm_spec(algo).learner.__mro__[1:] if issubclass(c, Learner)]
+    assert len(above) <= STILL_DEEPER.get(algo, 3), [c.__name__ for c in above]
 
 
 def test_every_room_says_what_lives_there_and_what_does_not() -> None:

@@ -114,6 +114,7 @@ def test_stacked_noisy_seeds_equal_single_ones(algo: str) -> None:
         assert_member_equals(group, index, single)
 
 
+@pytest.mark.matrix
 @every_value_based
 def test_a_noisy_run_with_all_options_resumes_to_the_bit(algo: str, tmp_path: Path) -> None:
     options = {"noisy": True, "dueling": True, "n_step": 3, "prioritized": True}

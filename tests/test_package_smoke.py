@@ -79,6 +79,7 @@ def test_importing_the_package_imports_nothing_heavy(tmp_path: Path) -> None:
     assert (done.code, done.out.strip()) == (0, "[]"), done.err
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("module", ["rl_training", "rl_training.api", "rl_training.api.algorithms"])
 def test_a_fresh_process_gets_a_managed_class_by_its_first_import(
     module: str, tmp_path: Path

@@ -41,7 +41,7 @@ def imported(plugin: str) -> str:
 def write_config(folder: Path, algo: str = NAME) -> Path:
     path = folder / "run.yaml"
     path.write_text(
-        f"algo: {algo}\nenv_id: Pendulum-v1\ntotal_timesteps: 60\ncheckpoint_interval: 30\n"
+        f"algo: {algo!r}\nenv_id: Pendulum-v1\ntotal_timesteps: 60\ncheckpoint_interval: 30\n"
         f"eval_episodes: 1\ntensorboard: false\noutput_dir: {folder / 'runs'}\nrun_name: run\n"
         "env_kwargs: {max_episode_steps: 20}\n"
         "algo_kwargs: {dataset_kind: random, dataset_size: 200, batch_size: 8, hidden_sizes: [8]}\n"
@@ -49,18 +49,9 @@ def write_config(folder: Path, algo: str = NAME) -> Path:
     return path
 
 
-def command(folder: Path, *words: object, modules: Path = FOLDER) -> Outcome:
-    """Run a command in a new process, with a folder of modules on the path."""
-    path = f"import sys; sys.path.insert(0, {str(modules)!r})"
-    given = f"sys.argv = {['rl-training', *map(str, words)]!r}"
-    code = f"{path}\n{given}\nfrom rl_training.cli import main\nmain()"
-    return run_python("-c", code, cwd=folder)
-
-
-def test_the_whole_way_on_the_command_line(tmp_path: Path) -> None:
-    trained = command(tmp_path, "train", "--config", write_config(tmp_path), "--quiet")
+def test_the_whole_way_on_the_command_line(plugin: str, tmp_path: Path) -> None:
+    trained = run_cli("train", "--config", write_config(tmp_path), "--quiet")
     assert trained.code == 0, trained.err
-    assert "note: importing module awac, named by algo awac:SPEC" in trained.err
     run = tmp_path / "runs" / "run"
     for words in (
         ("predict", "--checkpoint", run, "--obs", "[1, 0, 0]"),
@@ -68,11 +59,22 @@ def test_the_whole_way_on_the_command_line(tmp_path: Path) -> None:
         ("resume", "--checkpoint", run, "--total-timesteps", 80, "--quiet"),
         ("export", "--checkpoint", run, "--output", tmp_path / "policy.pt"),
     ):
-        refused = command(tmp_path, *words).sentence()
-        assert "rl-training --plugin awac:SPEC" in refused
-        allowed = command(tmp_path, "--plugin", NAME, *words)
+        sys.modules.pop("awac")
+        assert "rl-training --plugin awac:SPEC" in run_cli(*words).sentence()
+        assert "awac" not in sys.modules
+        allowed = run_cli("--plugin", plugin, *words)
         assert allowed.code == 0, allowed.err
     assert open_checkpoint(run).step == 80
+
+
+def test_a_process_says_what_it_imports_and_takes_plugins_from_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER))
+    monkeypatch.setenv("RL_TRAINING_PLUGINS", NAME)
+    outcome = run_python("-m", "rl_training", "describe", "sac", cwd=tmp_path)
+    assert outcome.code == 0
+    assert "note: importing module awac, named by algo awac:SPEC" in outcome.err
 
 
 def test_a_run_is_named_after_the_method(imported: str, tmp_path: Path) -> None:
@@ -83,11 +85,15 @@ def test_a_run_is_named_after_the_method(imported: str, tmp_path: Path) -> None:
     assert train(plain).run_dir.name.startswith("awac_Pendulum-v1_seed0")
 
 
-def test_a_checkpoint_never_imports_a_plugin(tmp_path: Path, imported: str) -> None:
-    run = train(load_config(write_config(tmp_path))).run_dir
+def test_a_checkpoint_never_imports_a_plugin(
+    tmp_path: Path, plugin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(load_config(write_config(tmp_path), may_import=True)).run_dir
+    sys.modules.pop("awac")
     trap, mark = tmp_path / "trap", tmp_path / "imported"
     trap.mkdir()
     (trap / "awac.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    monkeypatch.syspath_prepend(str(trap))
     for words in (
         ("predict", "--checkpoint", run, "--obs", "[1, 0, 0]"),
         ("eval", "--checkpoint", run),
@@ -98,7 +104,7 @@ def test_a_checkpoint_never_imports_a_plugin(tmp_path: Path, imported: str) -> N
         ("report", tmp_path / "runs", "--output", tmp_path / "report.html"),
         ("leaderboard", tmp_path / "runs"),
     ):
-        outcome = command(tmp_path, *words, modules=trap)
+        outcome = run_cli(*words)
         assert outcome.code in (0, 2), outcome.err
         assert "Traceback" not in outcome.err
         assert not mark.exists(), words
@@ -190,7 +196,7 @@ def test_the_contract_suite_runs_on_a_plugin_and_can_fail(tmp_path: Path) -> Non
     bad = run_suite(tmp_path, (FOLDER / "awac.py").read_text().replace('"weight_mean": weight', ""))
     assert bad.code == 1
     assert "test_metrics_are_finite_and_exactly_the_declared_ones" in bad.out
-    assert run_python("-m", "rl_training.testing", "no_such:SPEC").sentence()
+    assert run_python("-m", "rl_training.testing", "no_such:SPEC").code == 2
     assert run_python("-m", "rl_training.testing").code == 2
 
 

@@ -57,6 +57,7 @@ def test_learning_returns_where_the_run_is(trained: Trained) -> None:
     assert trained.result.checkpoint_path.name == f"step_{STEPS}"
 
 
+@pytest.mark.expensive
 def test_evaluation_runs_the_episodes_asked_for_and_repeats(trained: Trained) -> None:
     first = trained.agent.evaluate(num_episodes=3, seed=5)
     again = trained.agent.evaluate(num_episodes=3, seed=5)
@@ -128,6 +129,7 @@ def test_a_saved_agent_is_the_same_agent_and_needs_no_environment(
     assert loaded.config.resolved() == trained.agent.config.resolved()
 
 
+@pytest.mark.expensive
 def test_a_saved_agent_evaluates_as_before_and_saves_again(
     trained: Trained, tmp_path: Path
 ) -> None:

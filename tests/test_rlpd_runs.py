@@ -61,6 +61,7 @@ class StopAfter(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("passes", [1, 3, 5])
 def test_a_run_cut_inside_pretraining_ends_in_the_same_bits(passes: int, tmp_path: Path) -> None:
     config = small_config("rlpd", tmp_path, total_timesteps=60, algo_kwargs=PRETRAINING)
@@ -179,7 +180,7 @@ def test_every_gradient_step_of_a_round_draws_its_own_mixed_batch() -> None:
     assert drawn == [[4, 4]] * 8
 
 
-@pytest.mark.parametrize(("rounds", "compiled"), [(1, [1]), (2, [0, 1]), (20, [0, 1]), (50, [0])])
+@pytest.mark.parametrize(("rounds", "compiled"), [(1, [0]), (2, [0, 1]), (20, [0, 1]), (50, [1])])
 def test_both_kinds_of_updates_are_compiled_at_the_papers_ratio(
     rounds: int, compiled: list[int]
 ) -> None:

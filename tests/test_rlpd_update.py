@@ -208,7 +208,7 @@ def test_phases_tell_rounds_and_pretraining_apart() -> None:
     for _ in range(7):
         phases.append(learner.phase())
         learner.num_updates.value += 1
-    assert phases == [2, 3, 2, 0, 1, 0, 1]
+    assert phases == [3, 2, 3, 1, 0, 1, 0]
 
 
 def test_metrics_of_the_actor_are_those_of_its_last_step() -> None:

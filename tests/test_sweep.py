@@ -173,6 +173,7 @@ def test_other_settings_under_the_same_name_are_refused(tiny: Path, tmp_path: Pa
 # Processes
 
 
+@pytest.mark.matrix
 def test_a_process_that_is_killed_is_started_again_and_nothing_is_lost(tmp_path: Path) -> None:
     config = tiny_config("sac", tmp_path, total_timesteps=400, checkpoint_interval=100)
     whole, job = (make_job(config, tmp_path / name, "run") for name in ("a", "b"))
@@ -192,6 +193,7 @@ def test_a_process_that_is_killed_is_started_again_and_nothing_is_lost(tmp_path:
     assert learner_digest(whole.folder) == learner_digest(job.folder)
 
 
+@pytest.mark.matrix
 def test_closing_a_runner_lets_its_jobs_save(tmp_path: Path) -> None:
     config = tiny_config("sac", tmp_path, total_timesteps=200_000, checkpoint_interval=0)
     job = make_job(config, tmp_path / "a", "run")
@@ -250,6 +252,7 @@ def test_a_failing_run_is_named_and_the_exit_code_says_so(tmp_path: Path) -> Non
     assert "1 of 1 runs are not done; the first is" in done.err
 
 
+@pytest.mark.matrix
 def test_children_of_a_killed_sweep_save_and_go(tmp_path: Path) -> None:
     config = write_tiny(tmp_path, total_timesteps=200_000, checkpoint_interval=0)
     words = ["-m", "rl_training", "sweep", "-c", config, "-o", tmp_path / "sweep"]

@@ -105,6 +105,7 @@ def trials_of(tuner: Tuner) -> list[tuple[int, dict[str, Any], float | None]]:
     return [(t.number, t.params, t.value) for t in tuner.study.get_trials()]
 
 
+@pytest.mark.matrix
 def test_a_study_that_was_killed_ends_as_one_that_was_not(tiny: Path, tmp_path: Path) -> None:
     whole = Tuner(plan_of(tiny), tmp_path / "whole")
     result = whole.run(InProcess())
@@ -218,6 +219,7 @@ def test_without_optuna_the_extra_is_named(
 # The command line
 
 
+@pytest.mark.matrix
 def test_tune_prints_what_scripts_need(tiny: Path, tmp_path: Path) -> None:
     options = ["tune", "-c", tiny, "-o", tmp_path / "tune", "--search", RATE, "--trials", 1]
     done = run_cli(*options, "--held-out", "7", "--json")

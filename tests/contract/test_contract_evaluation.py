@@ -115,6 +115,7 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize(("algo", "settings"), RUNS)
 def test_a_run_is_the_same_however_it_is_evaluated(
     algo: str, settings: dict[str, Any], tmp_path: Path

@@ -130,6 +130,7 @@ def test_without_any_leaf_nothing_loads(
     assert count > 20
 
 
+@pytest.mark.expensive
 def test_every_leaf_is_taken_over_or_refused(
     run: tuple[str, dict[str, Any], Path], tried: Tried
 ) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from helpers.tiny import ROOT
 from rl_training.algorithms.base import AnyLearner
-from rl_training.algorithms.gail.demonstrations import Demonstrated
+from rl_training.algorithms.gail import GAIL
 from rl_training.algorithms.imagining import Imagining
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.probe import probe_env
@@ -78,7 +78,7 @@ def _build(algo: str, settings: dict[str, Any] | None) -> tuple[AnyLearner, EnvS
     spec = get_algorithm_spec(algo)
     env = probe_env(TASK[spec.action_kinds[0]], {})
     learner = spec.build(env, spec.config_class(**settings), (0,))
-    if isinstance(learner, Demonstrated):
+    if isinstance(learner, GAIL):
         learner.attach(load_buffer(learner, env, (0,))[0])
     return learner, env
 

@@ -45,7 +45,7 @@ class TrainConfig(Settings):
     """One training run."""
 
     algo: str
-    """Name of the algorithm, as in `rl-training list`."""
+    """Name of the algorithm, as in `rl-training list`, or `module:SPEC` for one of your own."""
     env_id: str
     """Gymnasium id, or `module:Class` for an environment of your own."""
     seed: Seed = 0

@@ -88,10 +88,7 @@ def get_algorithm_spec(name: str) -> AlgorithmSpec:
             )
         return _spec_in(module, name)
     known = (*algorithm_names(), *installed_plugins())
-    raise ConfigError(
-        f"algo {name!r} is not an algorithm{suggest(name, known)}; one of your own is named as "
-        "module:SPEC"
-    )
+    raise ConfigError(f"algo {name!r} is not an algorithm{suggest(name, known)}")
 
 
 def import_plugin(name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl_training.algorithms.base import AnyLearner
-from rl_training.algorithms.gail.demonstrations import Demonstrated
+from rl_training.algorithms.gail import GAIL
 from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.runtime.phases import LoopPhase
@@ -16,7 +16,7 @@ class Demonstrations(LoopPhase):
 
     def __init__(self, session: Session, learner: AnyLearner, replay: ReplayBuffer | None) -> None:  # noqa: ARG002
         """Load the demonstrations."""
-        assert isinstance(learner, Demonstrated)
+        assert isinstance(learner, GAIL)
         self.learner = learner
         self._shown, self._notes = load_buffer(learner, session.env_spec, session.seeds)
         learner.attach(self._shown)

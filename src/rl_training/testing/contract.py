@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_training.algorithms.base import AnyLearner
-from rl_training.algorithms.gail.demonstrations import Demonstrated
+from rl_training.algorithms.gail import GAIL
 from rl_training.algorithms.replay_config import SequenceSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch, SequenceBatch, TransitionBatch
@@ -164,7 +164,7 @@ def build(
     env = probe_env(task or TASK[spec.action_kinds[0]], {})
     config = spec.config_class(**small_settings(spec, **settings))
     learner = spec.build(env, config, seeds, varied=varied)
-    if isinstance(learner, Demonstrated):
+    if isinstance(learner, GAIL):
         learner.attach(load_buffer(learner, env, seeds)[0])
     return learner, env
 

@@ -96,6 +96,7 @@ def test_the_first_evaluation_is_that_of_the_checkpoint(
     assert {name: first[name] for name in expected} == expected
 
 
+@pytest.mark.expensive
 @every_one
 @pytest.mark.parametrize(
     "variant", [{}, {"seeds": [4, 9]}, {"online": {"offline_batch_ratio": 0.0}, "num_envs": 2}]

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
-from rl_training.algorithms.gail.demonstrations import Demonstrated
+from rl_training.algorithms.gail import GAIL
 from rl_training.algorithms.imagining import Imagining
 from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.online_config import replay_settings
@@ -56,7 +56,7 @@ def build(request: Request) -> tuple[AnyLearner, EnvSpec, TrainConfig, dict[str,
     settings = replay_settings(config.algo_config)
     if spec.loop is Loop.ON_POLICY:
         assert isinstance(learner, OnPolicyLearner)
-        if isinstance(learner, Demonstrated):
+        if isinstance(learner, GAIL):
             learner.attach(load_buffer(learner, env, config.all_seeds)[0])
         return learner, env, config, rollout_sources(learner)
     data = None if request.data is None else DatasetShape.from_record(request.data)
