@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+ALL := not slow and not gpu
+
 .PHONY: train test test-all check check-portable docs learn evidence faults bench clean
 
 train: $(STAMP)  ## Train SAC on Pendulum-v1 until it is solved, and say what to do next.
@@ -13,7 +15,7 @@ test: $(STAMP)  ## The tests that CI runs: cheap ones of every method, expensive
 	$(BIN)/python -m pytest -n 2
 
 test-all: $(STAMP)  ## The whole matrix: every test of every method but the slow ones.
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 -m "$(ALL)"
 
 check: $(STAMP)  ## Formatting, lint and types.
 	$(BIN)/ruff format --check .
@@ -34,7 +36,7 @@ check-portable: $(STAMP)  ## Maths, golden traces and small learning tests as ot
 			*) echo "PORTABLE: $$pair is not default:THREADS or avx2:THREADS" >&2; exit 2 ;; esac; \
 		echo "== instructions: $$level, threads: $$threads"; \
 		ATEN_CPU_CAPABILITY=$$level MKL_ENABLE_INSTRUCTIONS=$$mkl ONEDNN_MAX_CPU_ISA=$$onednn \
-			OMP_NUM_THREADS=$$threads $(BIN)/python -m pytest -n 2 $(PORTABLE_TESTS); \
+			OMP_NUM_THREADS=$$threads $(BIN)/python -m pytest -n 2 -m "$(ALL)" $(PORTABLE_TESTS); \
 	done
 
 docs: $(STAMP)  ## The documentation as a site in site/; a broken link is an error.

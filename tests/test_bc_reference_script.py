@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from helpers.smoke import check_reference_script
 
 
+@pytest.mark.matrix
 def test_bc_reference_script_runs(tmp_path: Path) -> None:
     check_reference_script("bc", tmp_path)

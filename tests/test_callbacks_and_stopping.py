@@ -239,7 +239,7 @@ WATCHED: dict[str, Callable[[Path, str], TrainConfig]] = {
 }
 
 
-@pytest.mark.expensive
+@pytest.mark.expensive(only=("sac", "ppo"))
 @pytest.mark.parametrize("watch", WATCHED)
 def test_watching_a_run_does_not_change_it(
     watch: str, plain: tuple[str, str], tmp_path: Path

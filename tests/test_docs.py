@@ -261,6 +261,7 @@ def worked_example() -> tuple[str, str, str]:
     return method, preset, maths
 
 
+@pytest.mark.matrix
 def test_the_same_file_works_outside_the_package(tmp_path: Path) -> None:
     (tmp_path / "expected_sarsa.py").write_text(worked_example()[0])
     text = (ROOT / "CONTRIBUTING.md").read_text()

@@ -40,7 +40,7 @@ def run_onnx(path: Path, obs: NDArray[Any]) -> NDArray[Any]:
     return result
 
 
-@pytest.mark.expensive
+@pytest.mark.expensive(only=("sac",))
 def test_every_method_is_exported_or_refused_with_the_reason(algo: str, tmp_path: Path) -> None:
     agent = untrained(algo)
     for name, ending in FORMATS.items():

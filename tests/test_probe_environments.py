@@ -18,6 +18,8 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent
 
+pytestmark = pytest.mark.matrix  # CI runs these too, by `make check-portable`
+
 GAMMA = 0.9
 SEED = 0
 ALGORITHMS = ("sac", "ppo", "dqn")

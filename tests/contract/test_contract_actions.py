@@ -42,7 +42,7 @@ def settings_for(algo: str, path: Path) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if name in fields}
 
 
-@pytest.mark.expensive
+@pytest.mark.expensive(only=("sac",))
 @of_continuous_actions
 def test_actions_of_two_axes_are_learned_acted_stored_and_exported(
     algo: str, tmp_path: Path

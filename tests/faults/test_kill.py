@@ -105,7 +105,7 @@ def check(
     return done, differences(folder / "whole", folder / "killed")
 
 
-@pytest.mark.expensive
+@pytest.mark.expensive(only=("dqn",))
 @pytest.mark.parametrize("algo", algorithm_names())
 def test_kills_in_a_save_a_resume_and_an_evaluation_leave_no_trace(
     algo: str, server: ForkServer, tried: Tried, tmp_path: Path

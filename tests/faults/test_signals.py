@@ -46,7 +46,8 @@ def is_lossless(
     return compare_states(expected, final_state(folder / name)) == []
 
 
-@pytest.mark.parametrize("algo", ["dqn", pytest.param("ppo", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
 def test_a_signal_in_any_phase_is_a_saved_run(
     algo: str, server: ForkServer, tried: Tried, tmp_path: Path
 ) -> None:

@@ -1,13 +1,12 @@
 """The contract suite's part of pytest: its fixtures, and which tests run by default.
 
 A test marked `expensive` goes through whole runs or compilations of each algorithm.  By default it
-runs for the algorithms of `COVERING` alone, which take every way through the loops; for the others
-it is marked `matrix`, which `make test-all` runs.
+runs for the algorithms of `COVERING` alone, which take every way through the loops, or for those of
+its `only`; for the others it is marked `matrix`, which `make test-all` runs.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -20,7 +19,7 @@ COVERING = ("dqn", "ppo", "sac", "td3_bc")
 MARKS = (
     "slow: learns something, or repeats many times; minutes",
     "gpu: needs an accelerator",
-    "expensive: whole runs of each algorithm; by default for four of them",
+    "expensive(only): whole runs of each algorithm; by default for four of them, or those of `only`",
     "matrix: an expensive test of another algorithm; `make test-all` runs it",
 )
 
@@ -37,17 +36,13 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     if names_under_test() != algorithm_names():
         return  # a plug-in is tested in full
     for item in items:
-        if _algorithm(item) not in (None, *COVERING):
+        mark = item.get_closest_marker("expensive")
+        if mark is not None and _algorithm(item) not in (None, *mark.kwargs.get("only", COVERING)):
             item.add_marker("matrix")
 
 
 def _algorithm(item: pytest.Item) -> str | None:
-    """Return the algorithm that an expensive test is about; None where it is not one."""
-    example = re.fullmatch(r"test_(\w+)_reference_script_runs", item.name)
-    if example is not None:
-        return example.group(1)
-    if item.get_closest_marker("expensive") is None:
-        return None
+    """Return the algorithm that a test is about; None where it is about none."""
     values: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
     return next((str(value) for value in values.values() if value in algorithm_names()), None)
 

@@ -153,7 +153,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.expensive
+@pytest.mark.expensive(only=("sac", "ppo"))
 @pytest.mark.parametrize(("algo", "settings"), VARIANTS)
 def test_the_traced_update_does_what_the_eager_one_does(
     algo: str, settings: dict[str, Any]
@@ -170,7 +170,7 @@ def test_the_traced_update_does_what_the_eager_one_does(
                 program(*arguments)
 
 
-@pytest.mark.expensive
+@pytest.mark.expensive(only=("sac",))
 @every_algorithm
 def test_a_trace_is_the_same_for_other_values_that_vary_and_at_every_stage_of_a_run(
     algo: str,
@@ -218,7 +218,7 @@ def test_a_program_is_shared_by_grids_of_other_values_and_seeds() -> None:
     assert len({kept, *other}) == 6
 
 
-@pytest.mark.expensive
+@pytest.mark.expensive(only=("sac",))
 @every_algorithm
 def test_an_update_in_bf16_stays_close_to_one_in_fp32(algo: str) -> None:
     # Many rows and seeds: a gradient that happens to cancel in a small batch is all rounding.

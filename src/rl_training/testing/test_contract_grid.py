@@ -77,7 +77,7 @@ def explored(learner: AnyLearner, env: EnvSpec) -> torch.Tensor:
         return learner.act_from(learner.initial_acting_state(5), group, explore=True)
 
 
-@pytest.mark.expensive
+@pytest.mark.expensive(only=("sac",))
 @every_case
 def test_a_member_equals_the_single_learner_with_its_setting(
     algo: str, task: str, name: str
@@ -137,7 +137,7 @@ def test_a_learner_refuses_what_cannot_vary(algo: str) -> None:
         build(algo, varied={rate_name(algo): [0.1, 0.2]})
 
 
-@pytest.mark.expensive
+@pytest.mark.expensive(only=("sac",))
 @every_algorithm
 def test_a_run_over_a_grid_resumes_to_the_bit(algo: str, tmp_path: Path) -> None:
     names = get_algorithm_spec(algo).config_class.may_vary()[:2]
@@ -146,7 +146,7 @@ def test_a_run_over_a_grid_resumes_to_the_bit(algo: str, tmp_path: Path) -> None
     assert report.identical, report.lines()
 
 
-@pytest.mark.expensive
+@pytest.mark.expensive(only=("sac",))
 @every_algorithm
 def test_members_of_a_grid_equal_single_runs(algo: str, tmp_path: Path) -> None:
     rate = rate_name(algo)

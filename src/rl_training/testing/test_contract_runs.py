@@ -105,7 +105,7 @@ RESUMES += [
 ]
 
 
-@pytest.mark.expensive
+@pytest.mark.expensive(only=("dqn", "ppo", "td3_bc"))
 @pytest.mark.parametrize(("algo", "variant"), RESUMES)
 def test_resumed_run_equals_the_uninterrupted_one(
     algo: str, variant: dict[str, Any], tmp_path: Path
