@@ -19,7 +19,7 @@ COVERING = ("dqn", "ppo", "sac", "td3_bc")
 MARKS = (
     "slow: learns something, or repeats many times; minutes",
     "gpu: needs an accelerator",
-    "expensive(only): whole runs of each algorithm; by default for four of them, or those of `only`",
+    "expensive(only): whole runs of each algorithm; by default four of them, or those of `only`",
     "matrix: an expensive test of another algorithm; `make test-all` runs it",
 )
 
