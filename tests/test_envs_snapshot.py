@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from helpers.envs import CounterEnv
+from helpers.vector_env import VectorEnv
 from rl_training.envs import (
     SeedVectorEnv,
     SnapshotWrapper,
     Step,
-    VectorEnv,
     make_env,
     mujoco_state,
     snapshot,

@@ -17,14 +17,16 @@ import pytest
 
 from helpers.envs import CounterEnv
 from helpers.steps import random_actions, same_steps
-from rl_training.envs import SeedVectorEnv, VectorEnv, env_seed
+from helpers.vector_env import VectorEnv
+from rl_training.envs import SeedVectorEnv, env_seed
 from rl_training.envs.backends import kinds as backends
 from rl_training.envs.backends.kinds import Mode, SyncEnvs
 from rl_training.errors import ConfigError, EnvError, NonFiniteError
 
 MODULE = CounterEnv.__module__
 COUNTER = f"{MODULE}:CounterEnv"
-SOURCE = Path(backends.__file__).parents[2]
+SOURCE = Path(backends.__file__).parents[3]
+HELPERS = Path(__file__).resolve().parent
 MODES: tuple[Mode, ...] = ("sync", "async")
 
 
@@ -282,7 +284,7 @@ def test_workers_outlive_signals_to_the_group() -> None:
 def test_workers_end_with_their_owner(way: str) -> None:
     program = f"""
         import os, signal
-        from rl_training.envs import VectorEnv
+        from helpers.vector_env import VectorEnv
         env = VectorEnv("CartPole-v1", {{}}, 2, 0, "async")
         env.reset()
         print(*[process.pid for process in env.backend.processes], flush=True)
@@ -291,7 +293,7 @@ def test_workers_end_with_their_owner(way: str) -> None:
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(SOURCE), str(HELPERS)))},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         timeout=30,

@@ -9,7 +9,8 @@ import pytest
 
 from helpers.envs import CounterEnv
 from helpers.steps import random_actions, same_steps
-from rl_training.envs import SeedVectorEnv, VectorEnv
+from helpers.vector_env import VectorEnv
+from rl_training.envs import SeedVectorEnv
 from rl_training.envs.backends import kinds as backends
 from rl_training.envs.backends.classic import MaskedCartPole
 

@@ -12,7 +12,8 @@ import torch
 
 from helpers.envs import CounterEnv
 from helpers.tiny import run_cli, tiny_config
-from rl_training.envs import SeedVectorEnv, VectorEnv, evaluation_kwargs, make_env
+from helpers.vector_env import VectorEnv
+from rl_training.envs import SeedVectorEnv, evaluation_kwargs, make_env
 from rl_training.envs.options import learning_reward, with_task_reward
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint

@@ -10,7 +10,6 @@ from rl_training.envs.seeds import SeedVectorEnv, env_seed
 from rl_training.envs.snapshot import ResumeLevel, SnapshotWrapper
 from rl_training.envs.spec import EnvSpec
 from rl_training.envs.step import RestoreReport, Step
-from rl_training.envs.vector import VectorEnv
 
 __all__ = [
     "EnvSpec",
@@ -19,7 +18,6 @@ __all__ = [
     "SeedVectorEnv",
     "SnapshotWrapper",
     "Step",
-    "VectorEnv",
     "env_seed",
     "evaluation_kwargs",
     "make_env",
