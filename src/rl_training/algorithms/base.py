@@ -7,20 +7,16 @@ number back from the device.  Shapes: S seeds, B batch, n environments per seed,
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.acting import ActingState as ActingState
-from rl_training.algorithms.acting import Acts
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.optim import Adam, Optimizer, seed_view
-from rl_training.algorithms.results import Metrics as Metrics
-from rl_training.algorithms.results import StepOutput as StepOutput
-from rl_training.algorithms.results import UpdateResult as UpdateResult
 from rl_training.algorithms.schedules import learning_rate_factor
 from rl_training.data.batch import RolloutBatch, SequenceBatch, TransitionBatch
 from rl_training.data.datasets.config import DatasetSettings
@@ -29,17 +25,89 @@ from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.rng import Rng
-from rl_training.state import Counter, PerSeed, require_found
+from rl_training.state import Counter, PerSeed, Stateful, require_found
 from rl_training.validation import parse
 
 BatchT = TypeVar("BatchT", TransitionBatch, RolloutBatch, SequenceBatch)
 
 
-class Learner(Acts, Generic[BatchT]):
+class Metrics(Mapping[str, float]):
+    """Named results of an update: tensors `[S]` or `[S, B]` inside, their mean when read.
+
+    Reading synchronises with the device, and only reading does; loops use `tensors`.  Means over a
+    batch are left to whoever reads, who does many at once.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = {
+            name: tensor.detach() if tensor.requires_grad else tensor
+            for name, tensor in tensors.items()
+        }
+
+    def __getitem__(self, name: str) -> float:
+        return float(self.tensors[name].float().mean())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __repr__(self) -> str:
+        return f"Metrics({dict(self)})"
+
+
+@dataclass(slots=True, kw_only=True)
+class UpdateResult:
+    """What one call of `update` did."""
+
+    metrics: Metrics
+    num_gradient_steps: int = 1
+    priority: Tensor | None = None
+    """New priorities of the sampled rows `[S, B]`; the loop hands them to the replay buffer."""
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What an algorithm's `step` returns; metrics are tensors `[S]` or `[S, B]`."""
+
+    metrics: dict[str, Tensor]
+    priority: Tensor | None = None
+    num_gradient_steps: int = 1
+
+
+class ActingState(Stateful):
+    """What acting remembers of the episodes in progress: tensors `[S, n, ...]`, 0 at their start.
+
+    An `Rng` among the attributes is carried on across episodes.
+    """
+
+    def begin_episodes(self, starts: Tensor) -> None:
+        """Forget the episode before in environments that are at a start, `starts` `[S, n]`."""
+        for value in vars(self).values():
+            if isinstance(value, Tensor):
+                value.masked_fill_(seed_env_view(starts, value.ndim), 0)
+
+    def draw_from(self, rng: Rng) -> None:
+        """Take the randomness of what follows from `rng` in place of the state's own."""
+        for name, value in vars(self).items():
+            if isinstance(value, Rng):
+                setattr(self, name, rng)
+
+
+class ActingPart(NamedTuple):
+    """A function that acting spends its time in; it changes nothing and draws nothing."""
+
+    call: Callable[..., Any]
+    examples: Callable[[], tuple[Any, ...]]
+    """Arguments of the shapes that it will have."""
+
+
+class Learner(Stateful, Generic[BatchT]):
     """Base class of algorithms.
 
     A subclass names its networks in `network_names`, creates targets and optimizers in `setup`, and
-    implements `step` (one update) and `act` (see `Acts`).  It has no constructor of its own.
+    implements `step` (one update) and `choose` (an action).  It has no constructor of its own.
     """
 
     config_class: ClassVar[type[AlgoConfig]]
@@ -101,6 +169,10 @@ class Learner(Acts, Generic[BatchT]):
 
         Observations are as the networks see them.
         """
+        raise NotImplementedError
+
+    def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+        """Choose actions for `obs` `[S, n, ...]` as the networks see them; a method's own part."""
         raise NotImplementedError
 
     def phase(self) -> int:
@@ -177,6 +249,71 @@ class Learner(Acts, Generic[BatchT]):
         return replace(
             batch, obs=self.normalize(batch.obs), next_obs=self.normalize(batch.next_obs)
         )
+
+    # Acting
+
+    def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+        """Choose actions for `obs` `[S, n, ...]` in learner units (continuous ones in [-1, 1])."""
+        return self.choose(self.normalize(obs), explore=explore)
+
+    def initial_acting_state(self, num_envs: int) -> ActingState | None:  # noqa: ARG002
+        """Return what acting must remember between steps; None where that is nothing.
+
+        Whoever acts owns it: training, evaluation and prediction each have their own.
+        """
+        return None
+
+    def act_from(
+        self,
+        state: ActingState | None,  # noqa: ARG002 - used by learners that have one
+        obs: Tensor,
+        *,
+        explore: bool = False,
+    ) -> Tensor:
+        """Choose actions like `act`, and move `state` on by this step, in place."""
+        return self.act(obs, explore=explore)
+
+    def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:
+        """Draw actions from the policy that was learned, and move `state` on by this step.
+
+        Exploring may add randomness to learn from, which is no part of that policy; a method that
+        does so overrides this.
+        """
+        return self.act_from(state, obs, explore=True)
+
+    def follow(self, state: ActingState | None, obs: Tensor, action: Tensor) -> None:
+        """Move `state` on by a step from `obs` in which somebody else chose `action`, in place."""
+
+    def draw_action(self, obs: Tensor) -> Tensor:
+        """Draw actions like `sample_from` for `obs` `[S, n, ...]`, as at the start of episodes."""
+        state = self.initial_acting_state(obs.shape[1])
+        if state is not None:
+            state.draw_from(self.rng)  # its own would draw the same numbers in every call
+        return self.sample_from(state, obs)
+
+    @contextmanager
+    def drawing_from(self, rng: Rng) -> Iterator[None]:
+        """Draw from another generator within; the learner's own stays where it is."""
+        own, self.rng = self.rng, rng
+        try:
+            yield
+        finally:
+            self.rng = own
+
+    def acting_parts(self, num_envs: int) -> dict[str, ActingPart]:  # noqa: ARG002
+        """Return what of acting is to be compiled, by name; nothing means acting as a whole."""
+        return {}
+
+    def use_programs(self, programs: Mapping[str, Callable[..., Any]], num_envs: int) -> None:
+        """Use programs of `acting_parts` for so many environments from now on."""
+
+    def acting_flops(self, num_envs: int) -> float:  # noqa: ARG002
+        """Multiplications of one call of `act_from`, where it costs more than an update."""
+        return 0.0
+
+    def random_action(self, num_envs: int) -> Tensor:
+        """Draw uniformly random actions `[S, n, ...]` in learner units."""
+        raise NotImplementedError
 
     # Settings and schedules
 
@@ -279,6 +416,11 @@ class OnPolicyLearner(Learner[RolloutBatch]):
     def minibatch_step(self, batch: Any, active: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Take one gradient step for the `active` seeds; returns metrics and who still is."""
         raise NotImplementedError
+
+
+def seed_env_view(values: Tensor, ndim: int) -> Tensor:
+    """View `[S, n]` as `[S, n, 1, ...]` with `ndim` axes."""
+    return values.view(*values.shape, *[1] * (ndim - 2))
 
 
 def frozen_copy(module: nn.Module) -> nn.Module:

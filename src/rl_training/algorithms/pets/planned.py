@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.acting import ActingPart
-from rl_training.algorithms.base import ActingState, TransitionLearner
+from rl_training.algorithms.base import ActingPart, ActingState, TransitionLearner
 from rl_training.algorithms.dynamics.rollout import TransitionFunction
 from rl_training.algorithms.pets.config import PETSConfig, check_planning
 from rl_training.algorithms.pets.planners import Bounds, search
