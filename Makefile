@@ -25,10 +25,9 @@ check: $(STAMP)  ## Formatting, lint and types.
 # Other processors round differently.  These tests compute or learn something, so they run again with
 # fewer instructions (no AVX at all; AVX2) and one or two threads: PORTABLE="default:1" is what CI adds.
 PORTABLE ?= default:1 default:2 avx2:1 avx2:2
-PORTABLE_TESTS := tests/test_*_update.py src/rl_training/testing/test_contract_learner.py tests/faults/test_golden_traces.py \
-	$(foreach name,losses layers heads optim planners dreamer_math dreamer_health world_model encoders noisy_networks \
-	normalizer dynamics_fit dynamics_rollout mopo_dynamics_model fqe offline_evaluation statistics rng fused_mlp \
-	probe_environments mixed_replay prioritized_replay,tests/test_$(name).py)
+PORTABLE_TESTS := tests/test_*_update.py tests/test_mopo_dynamics_model.py tests/maths \
+	tests/data/test_mixed_replay.py tests/data/test_prioritized_replay.py \
+	src/rl_training/testing/test_contract_learner.py tests/faults/test_golden_traces.py
 check-portable: $(STAMP)  ## Maths, golden traces and small learning tests as other processors compute them.
 	@set -e; for pair in $(PORTABLE); do \
 		level=$${pair%:*}; threads=$${pair#*:}; \

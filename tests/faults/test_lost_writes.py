@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.checkpoints import Ring, save
 from helpers.faults import Tried
 from helpers.lost_writes import LossyDisk, lay_out
 from rl_training.errors import CheckpointError
@@ -26,7 +27,6 @@ from rl_training.experiment.config import load_config
 from rl_training.experiment.runs import create_run_folder
 from rl_training.runtime.saving import _write_best
 from rl_training.testing.contract import small_config
-from test_checkpointing import Ring, save
 
 AFTER: dict[str, Any] = {"learner": {"w": torch.zeros(1, 3)}, "clock": {}}
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
+from helpers.checkpoints import Ring, awkward_tree, save
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpoint import files
 from rl_training.experiment.checkpoint.tree import (
@@ -34,48 +33,6 @@ from rl_training.experiment.checkpointing import (
     save_single_file,
     verify_checkpoint,
 )
-from test_checkpoint_trees import awkward_tree
-
-
-class Ring:
-    """A replay of `capacity` rows and S seeds, as plain as it can be."""
-
-    def __init__(self, capacity: int = 50, segment_rows: int = 8, seeds: int = 2) -> None:
-        self.segment_rows = segment_rows
-        self.capacity = capacity
-        self.total = 0
-        self.obs = torch.zeros(seeds, capacity, 3)
-        self.done = torch.zeros(seeds, capacity, dtype=torch.bool)
-
-    def add(self, count: int, salt: int = 0) -> None:
-        for _ in range(count):
-            place = self.total % self.capacity
-            seeds = torch.arange(self.obs.shape[0])
-            self.obs[:, place] = (self.total + 1000 * seeds + salt)[:, None] + torch.arange(3) / 4
-            self.done[:, place] = (self.total + seeds) % 5 == 0
-            self.total += 1
-
-    def segment_range(self) -> tuple[int, int]:
-        return max(0, self.total - self.capacity), self.total
-
-    def read_rows(self, start: int, stop: int) -> dict[str, Tensor]:
-        assert self.segment_range()[0] <= start <= stop <= self.total
-        places = torch.arange(start, stop) % self.capacity
-        return {"obs": self.obs[:, places], "done": self.done[:, places]}
-
-    def load_rows(self, start: int, rows: Mapping[str, Tensor]) -> None:
-        assert self.total in (0, start)
-        places = torch.arange(start, start + rows["obs"].shape[1]) % self.capacity
-        self.obs[:, places] = rows["obs"]
-        self.done[:, places] = rows["done"]
-        self.total = start + len(places)
-
-
-def save(run: Path, step: int, ring: Ring | None = None, **more: Any) -> Path:
-    state = {"learner": {"w": torch.full((1, 3), float(step)), "n": step}, "clock": {"t": step}}
-    segmented = {"replay": ring} if ring is not None else {}
-    return save_checkpoint(run, step, header={"a": step}, states=state, segmented=segmented, **more)
-
 
 # -- folders -------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.checkpoints import Ring, save
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpointing import (
     load_checkpoint,
@@ -26,7 +27,6 @@ from rl_training.experiment.checkpointing import (
     save_single_file,
     verify_checkpoint,
 )
-from test_checkpointing import Ring, save
 
 KINDS = ("manifest.json", "learner.safetensors", "segments/replay-000000000001.safetensors")
 

@@ -23,7 +23,7 @@ from rl_training.experiment.config import load_config
 from rl_training.experiment.registry import algorithm_names
 from rl_training.resources import preset_names
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NEW_ALGORITHM = "expected_sarsa"
 """Method of the worked example in CONTRIBUTING, which is not part of the package."""

@@ -26,7 +26,7 @@ from rl_training.errors import ConfigError, EnvError, NonFiniteError
 MODULE = CounterEnv.__module__
 COUNTER = f"{MODULE}:CounterEnv"
 SOURCE = Path(backends.__file__).parents[3]
-HELPERS = Path(__file__).resolve().parent
+HELPERS = Path(__file__).resolve().parents[1]
 MODES: tuple[Mode, ...] = ("sync", "async")
 
 

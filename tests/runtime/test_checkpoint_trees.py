@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.checkpoints import DTYPES, awkward_tree
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpoint.tree import (
     compare_states,
@@ -26,37 +26,6 @@ from rl_training.experiment.checkpointing import (
     load_single_file,
     save_single_file,
 )
-
-DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64]
-DTYPES += [torch.float32, torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.int8]
-
-
-def awkward_tree() -> dict[str, Any]:
-    base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
-    nan = struct.unpack(">d", bytes.fromhex("fff8000000000123"))[0]
-    return {
-        "views": {"a": base[:, ::2], "b": base[1:], "whole": base, "transposed": base.T},
-        "empty": torch.zeros(0, 3),
-        "stride_0": torch.ones(1).as_strided((1,), (0,)),
-        "zero_d": torch.tensor(1.5, dtype=torch.bfloat16),
-        "dtypes": [torch.ones(2, 2).to(dtype) for dtype in DTYPES],
-        "parameter": torch.nn.Parameter(torch.ones(2)),
-        "arrays": {
-            "reversed": np.arange(5)[::-1],
-            "big_endian": np.array([1.5, np.nan], dtype=">f4"),
-            "zero_d": np.array(3, dtype=np.uint32),
-            "read_only": np.broadcast_to(np.float16(2), (2, 3)),
-            "empty": np.zeros((0, 2), dtype=np.int16),
-        },
-        "pcg": 2**127 + 12345,
-        "huge": -(10**6000),
-        "floats": [0.1, -0.0, 5e-324, math.inf, -math.inf, nan, 1.7976931348623157e308],
-        "text": "päth/~$\u2028",
-        "none": None,
-        "flags": (True, False, 0, 1),
-        "$tensor": {"$$x": 1, "": {}, "a/b~c": [[], {}], "dtype": torch.ones(1)},
-    }
-
 
 # -- trees ---------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.checkpoints import Ring, save
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpoint import files
 from rl_training.experiment.checkpoint.tree import compare_states
@@ -24,7 +25,6 @@ from rl_training.experiment.checkpointing import (
     save_single_file,
     verify_checkpoint,
 )
-from test_checkpointing import Ring, save
 
 OPERATIONS = ("write_file", "link_file", "rename", "make_dir", "fsync_dir", "remove_tree")
 

@@ -370,7 +370,7 @@ def test_schema_and_runtime_agree_on_every_field(algo: str, path: tuple[str, ...
 def test_the_schema_takes_every_preset_and_its_resolved_form(preset: str) -> None:
     config = load_config(preset)
     schema = config_schema(config.algo)
-    written = yaml.safe_load((Path(__file__).parents[1] / f"configs/{preset}.yaml").read_text())
+    written = yaml.safe_load((Path(__file__).parents[2] / f"configs/{preset}.yaml").read_text())
     assert accepts(schema, written, schema)
     assert accepts(schema, config.resolved(), schema)
     assert not accepts(schema, {**written, "total_timestep": 1}, schema)
