@@ -15,6 +15,7 @@ from rl_training.algorithms.dreamer.acting import DreamerState
 from rl_training.algorithms.dreamer.config import DreamerConfig
 from rl_training.algorithms.dreamer.imagination import Dream, imagine
 from rl_training.algorithms.optim import Adam, clip_adaptively
+from rl_training.algorithms.sources import SequenceReplay
 from rl_training.data.batch import SequenceBatch
 from rl_training.errors import ConfigError
 from rl_training.models.rssm import RSSMState
@@ -252,14 +253,14 @@ def test_the_acting_state_is_saved_with_its_randomness() -> None:
 def test_the_train_ratio_counts_replayed_steps_whatever_the_number_of_environments(
     ratio: int,
 ) -> None:
-    config = DreamerConfig(batch_size=16, batch_length=64, train_ratio=ratio, learning_starts=100)
+    config = SequenceReplay(batch_size=16, batch_length=64, train_ratio=ratio, learning_starts=100)
     for stride in (1, 3, 8):
         done = 0
         for step in range(0, 10_000, stride):
             done += updates_due(config, step, step + stride)
         owed = (10_000 - 100) * ratio / 1024
         assert abs(done - owed) <= 1 + stride * ratio / 1024
-    assert updates_due(DreamerConfig(train_frequency=4), 1_000, 1_008) == 2
+    assert updates_due(SequenceReplay(train_frequency=4), 1_000, 1_008) == 2
 
 
 def test_the_entropy_follows_its_schedule() -> None:
@@ -307,7 +308,7 @@ def test_auto_leaves_updates_on_a_cpu_eager_and_compile_does_not() -> None:
 
 def test_settings_that_do_not_fit_are_refused_in_one_sentence() -> None:
     with pytest.raises(ConfigError, match=r"buffer_capacity must be >= batch_length \(64\)"):
-        DreamerConfig(buffer_capacity=50, batch_size=4)
+        SequenceReplay(buffer_capacity=50, batch_size=4)
     with pytest.raises(ConfigError, match="num_bins must be an odd number, got 10"):
         DreamerConfig(num_bins=10)
     with pytest.raises(ConfigError, match="latents must be one of 'categorical' or 'gaussian'"):

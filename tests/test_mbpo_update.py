@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from helpers.imagining import ACTION, OBS, make_learner, rollout
-from rl_training.algorithms.imagination_config import Times
+from rl_training.algorithms.dynamics.imagination import Times
 from rl_training.algorithms.mbpo import MBPO, MBPOConfig, mbpo_model_loss
 from rl_training.errors import ConfigError
 
@@ -53,7 +53,7 @@ def test_roll_outs_follow_fits_unless_told_otherwise() -> None:
 def test_the_reward_of_the_model_is_taken_as_it_is() -> None:
     learner = make_learner(MBPO)
     made = rollout([True] * 3, penalty=torch.ones(1, 3))
-    assert torch.equal(learner.imagined_reward(made), made.reward)
+    assert torch.equal(learner.imagination.worth(made), made.reward)
 
 
 def test_the_loss_of_the_model_has_its_name() -> None:
@@ -72,14 +72,14 @@ def test_a_fixed_number_of_gradient_steps_is_taken_to_the_step() -> None:
 
     def step(rows: Tensor, active: Tensor | None) -> dict[str, Tensor]:
         taken.append(1)
-        return learner.dynamics.step(rows, active)
+        return learner.imagination.trainer.step(rows, active)
 
-    learner.dynamics.run_step = step
+    learner.imagination.trainer.run_step = step
     for _ in range(2):
-        found = learner.fit_model(rows)
+        found = learner.imagination.fit(rows)
     assert len(taken) == 26  # 5 per epoch, so that the third epoch is cut short
     assert found["epochs"].tolist() == [3]
-    assert torch.equal(learner.model_loss, found["mbpo_model_loss"])
+    assert torch.equal(learner.imagination.latest_loss, found["mbpo_model_loss"])
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helpers.imagining import ACTION, OBS, make_learner, rollout
-from rl_training.algorithms.imagining import Rules, rows_that_count
+from helpers.imagining import ACTION, OBS, imagine, make_learner, rollout
+from rl_training.algorithms.dynamics.imagination import Rules, rows_that_count
 from rl_training.algorithms.mopo import MOPO, MOPOConfig, mopo_model_loss
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError, SpecMismatch
@@ -19,13 +19,13 @@ def test_the_penalty_enters_the_reward_exactly(coefficient: float) -> None:
     learner = make_learner(MOPO, penalty_coef=coefficient)
     made = rollout([True] * 3, penalty=torch.tensor([[0.25, 1.0, 4.0]]))
     expected = torch.tensor([[0.0, 1.0, 2.0]]) - coefficient * torch.tensor([[0.25, 1.0, 4.0]])
-    assert torch.equal(learner.imagined_reward(made), expected)
+    assert torch.equal(learner.imagination.worth(made), expected)
 
 
 def test_the_penalty_is_the_largest_norm_over_all_members() -> None:
     learner = make_learner(MOPO)
     obs = Rng((0,), "test").normal(6, OBS)
-    made = learner.imagine(obs, 1, Rules())
+    made = imagine(learner, obs, 1, Rules())
     _, logvar = learner.dynamics_model.predict_distribution(made.obs, made.action)
     norms = (0.5 * logvar).exp().square().sum(-1).sqrt()  # [1, M, B]
     torch.testing.assert_close(made.penalty, norms.amax(1))
@@ -34,7 +34,7 @@ def test_the_penalty_is_the_largest_norm_over_all_members() -> None:
 def test_disagreement_is_the_spread_of_the_means() -> None:
     learner = make_learner(MOPO, penalty_kind="disagreement")
     obs = Rng((0,), "test").normal(6, OBS)
-    made = learner.imagine(obs, 1, Rules())
+    made = imagine(learner, obs, 1, Rules())
     mean, _ = learner.dynamics_model.predict_distribution(made.obs, made.action)
     torch.testing.assert_close(made.penalty, mean.std(1, correction=0).mean(-1))
 
@@ -55,7 +55,7 @@ def test_an_update_of_the_policy_leaves_the_model_alone_and_the_other_way_round(
     learner.update_model(batch)
     last = flat_state(learner.state_dict())
     changed = {name.split(".")[0] for name in after if not _same(after[name], last[name])}
-    assert changed == {"dynamics_model", "dynamics", "model_loss"}
+    assert changed == {"dynamics_model", "imagination"}
 
 
 def _same(first: object, second: object) -> bool:
@@ -77,7 +77,7 @@ def test_the_names_of_the_public_contract_are_there() -> None:
     )
     assert learner.critic_optimizer.base_learning_rate == 1e-3
     assert learner.actor_optimizer.base_learning_rate == 1e-3
-    assert learner.dynamics.optimizer.base_learning_rate == 2e-3
+    assert learner.imagination.trainer.optimizer.base_learning_rate == 2e-3
     batch = {
         "obs": torch.zeros(8, OBS),
         "actions": torch.zeros(8, ACTION),
@@ -104,16 +104,16 @@ def test_imagined_ends_end_and_the_end_of_a_rollout_does_not() -> None:
     learner = make_learner(MOPO)
     obs = Rng((0,), "test").normal(50, OBS)
     right = Rules(termination=lambda _, __, next_obs: next_obs[..., 0] > 0)
-    made = learner.imagine(obs, 3, right)
+    made = imagine(learner, obs, 3, right)
     assert torch.equal(made.terminated, made.next_obs[..., 0] > 0)
     assert 0 < made.valid.sum() < made.valid.numel()
-    assert not learner.imagine(obs, 3, Rules()).terminated.any()
+    assert not imagine(learner, obs, 3, Rules()).terminated.any()
 
 
 def test_a_known_reward_replaces_the_models() -> None:
     learner = make_learner(MOPO)
     known = Rules(reward=lambda obs, _, __: obs[..., 0] * 2)
-    made = learner.imagine(Rng((0,), "test").normal(5, OBS), 2, known)
+    made = imagine(learner, Rng((0,), "test").normal(5, OBS), 2, known)
     assert torch.equal(made.reward, made.obs[..., 0] * 2)
 
 
@@ -121,10 +121,10 @@ def test_a_group_imagines_what_its_members_would_alone() -> None:
     seeds = (3, 8)
     group = make_learner(MOPO, seeds)
     obs = Rng(seeds, "test").normal(10, OBS)
-    made = group.imagine(obs, 3, Rules())
+    made = imagine(group, obs, 3, Rules())
     for index, seed in enumerate(seeds):
         alone = make_learner(MOPO, (seed,))
-        ours = alone.imagine(obs[index : index + 1], 3, Rules())
+        ours = imagine(alone, obs[index : index + 1], 3, Rules())
         torch.testing.assert_close(made.next_obs[index], ours.next_obs[0], rtol=1e-4, atol=1e-5)
         assert torch.equal(made.member[index], ours.member[0])
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.settings import settings_of
 from rl_training.algorithms.pets import PETS, pets_loss
 from rl_training.algorithms.pets.config import PETSConfig
 from rl_training.algorithms.pets.planning import WORST_RETURN, TrajectorySampler, predictor
@@ -208,8 +209,9 @@ def test_settings_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"planning_topk must be <= planning_candidates \(10\)"):
         PETSConfig(planning_candidates=10, planning_topk=11)
     with pytest.raises(ConfigError, match="are the same: give one"):
-        parse(PETSConfig, {"learning_rate": 0.1, "model_learning_rate": 0.1})
-    assert parse(PETSConfig, {"learning_rate": 0.1}).model_learning_rate == 0.1
+        parse(PETS.settings_class(), {"learning_rate": 0.1, "model_learning_rate": 0.1})
+    short: Any = parse(PETS.settings_class(), {"learning_rate": 0.1})
+    assert short.model_learning_rate == 0.1
     with pytest.raises(ConfigError, match=r"lacks predict_distribution, obs_dim"):
         PETS(dynamics_model=nn.Linear(1, 1))
 
@@ -362,7 +364,7 @@ def test_known_rewards_are_used_unless_learned_ones_are_asked_for() -> None:
     assert learned._functions[0] is None
     healthy: Any = get_algorithm_spec("pets").build(
         probe_env("InvertedPendulum-v5", {}) if _has_mujoco() else probe_env("Pendulum-v1", {}),
-        PETSConfig(model_learn_terminations=True),
+        settings_of(PETS, model_learn_terminations=True),
         (0,),
     )
     assert healthy._functions[1] is None

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.settings import settings_of
 from helpers.watching import rows_asked
 from rl_training.algorithms.rlpd import RLPD, RLPDConfig, rlpd_loss
 from rl_training.algorithms.sac import SAC, sac_loss
@@ -226,7 +227,7 @@ def test_metrics_of_the_actor_are_those_of_its_last_step() -> None:
 
 
 def test_defaults_are_those_of_the_paper() -> None:
-    config = RLPDConfig()
+    config: Any = settings_of(RLPD)
     assert (config.num_critics, config.num_target_critics, config.use_layer_norm) == (10, 2, True)
     assert (config.gradient_updates_per_step, config.learning_starts) == (20, 5000)
     assert (config.offline_batch_ratio, config.offline_pretrain_updates) == (0.5, 0)
@@ -243,7 +244,7 @@ def test_a_subset_larger_than_the_ensemble_is_refused() -> None:
 @pytest.mark.parametrize("ratio", [-0.1, 1.1])
 def test_a_ratio_outside_0_to_1_is_refused(ratio: float) -> None:
     with pytest.raises(ConfigError, match="offline_batch_ratio"):
-        RLPDConfig(offline_batch_ratio=ratio)
+        settings_of(RLPD, offline_batch_ratio=ratio)
 
 
 def test_a_fixed_temperature_stays() -> None:

@@ -50,7 +50,7 @@ def prepare_planner(
     """Build what the loop builds, and compile it where that is asked for; also what was said."""
     learner: Any = build_learner(config, env, device)
     acting: ActingState | None = learner.initial_acting_state(1)
-    replay = full_replay(config, env, device)
+    replay = full_replay(config, env, learner)
     learner.begin_round(replay)
     recorder = MetricRecorder(list(get_algorithm_spec("pets").metrics), 1, device)
     messages: list[str] = []

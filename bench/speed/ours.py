@@ -186,7 +186,7 @@ def checkpoint(pace: Pace) -> None:
         spec = get_algorithm_spec(config.algo)
         envs = SeedVectorEnv.make(config.env_id, seeds=config.all_seeds)
         learner = build_learner(config, envs.spec, CPU)
-        replay = full_replay(config, envs.spec, CPU)
+        replay = full_replay(config, envs.spec, learner)
         collector = Collector(envs, CPU)
         session = Session(
             config,

@@ -15,8 +15,7 @@ from bench.speed.pace import Pace
 from bench.speed.sizes import OFFLINE, SAC
 from bench.speed.timers import Timers
 from rl_training.algorithms.base import AnyLearner
-from rl_training.algorithms.offline_config import OfflineConfig
-from rl_training.algorithms.replay_config import ReplaySettings
+from rl_training.algorithms.sources import OfflineSettings, ReplaySettings
 from rl_training.data.datasets.dataset import OfflineDataset
 from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.data.replay.frames import GOES_ON
@@ -98,17 +97,17 @@ def build_learner(config: TrainConfig, env: EnvSpec, device: torch.device) -> An
     return learner
 
 
-def full_replay(config: TrainConfig, env: EnvSpec, device: torch.device) -> ReplayBuffer:
+def full_replay(config: TrainConfig, env: EnvSpec, learner: AnyLearner) -> ReplayBuffer:
     """Build the replay of a run and fill it with noise."""
     assert isinstance(config.algo_config, ReplaySettings)
-    replay = make_replay(config.algo_config, env, config.num_envs, config.all_seeds, device)
+    replay = make_replay(config.algo_config, env, config.num_envs, learner)
     insert_noise(replay, replay.capacity)
     return replay
 
 
 def noise_buffer(config: TrainConfig, device: torch.device) -> DatasetBuffer:
     """Build the buffer of an offline run from the noise that the peers learn from."""
-    assert isinstance(config.algo_config, OfflineConfig)
+    assert isinstance(config.algo_config, OfflineSettings)
     noise = noise_columns()
     dataset = OfflineDataset(
         observations=noise["observations"],
@@ -177,11 +176,11 @@ def prepare_updates(
     env = env or task_spec()
     learner = build_learner(config, env, device)
     replay: ReplayBuffer
-    if isinstance(config.algo_config, OfflineConfig):
+    if isinstance(config.algo_config, OfflineSettings):
         replay = noise_buffer(config, device)
         learner.see_data(replay)
     else:
-        replay = full_replay(config, env, device)
+        replay = full_replay(config, env, learner)
     metrics = list(get_algorithm_spec(config.algo).metrics)
     recorder = MetricRecorder(metrics, len(config.all_seeds), learner.device)
     messages: list[str] = []

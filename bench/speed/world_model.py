@@ -10,6 +10,7 @@ import torch
 from bench.speed.pace import Pace
 from bench.speed.sizes import DREAMER
 from bench.speed.updates import PLANNED, build_learner
+from rl_training.algorithms.sources import SequenceReplay
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
@@ -77,7 +78,7 @@ def prepare_dreamer(config: TrainConfig, device: torch.device) -> tuple[ReplayRu
     """Build what the loop builds, and take one update; also what was said."""
     env = pixel_spec()
     learner = build_learner(config, env, device)
-    replay = make_replay(config.algo_config, env, 1, config.all_seeds, device)  # type: ignore[arg-type]  # Dreamer's settings are a replay's
+    replay = make_replay(learner.part(SequenceReplay), env, 1, learner)
     fill(replay)
     recorder = MetricRecorder(list(get_algorithm_spec("dreamer").metrics), 1, device)
     messages: list[str] = []

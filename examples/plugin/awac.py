@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss, networks_of
+from rl_training.algorithms.config import LearningRate
 from rl_training.algorithms.losses import td_target
-from rl_training.algorithms.online_config import OfflineToOnlineConfig
+from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.models import MLPSACModel
@@ -26,7 +27,7 @@ from rl_training.models.heads import tanh_gaussian_log_prob, tanh_gaussian_sampl
 from rl_training.validation import PositiveFloat
 
 
-class AWACConfig(ActorCriticConfig, OfflineToOnlineConfig):
+class AWACConfig(ActorCriticConfig):
     """Settings of AWAC."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"temperature"})
@@ -41,6 +42,7 @@ class AWAC(ActorCritic):
     """Advantage-weighted cloning against critics of the policy's own actions."""
 
     config_class = AWACConfig
+    parts = (LearningRate, OfflineToOnlineSettings)
     config: AWACConfig
     model: MLPSACModel
 

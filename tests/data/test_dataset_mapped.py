@@ -195,7 +195,7 @@ def test_a_mapped_run_resumes_to_the_bit(seeds: list[int], tmp_path: Path) -> No
 def sources(folder: Path, storage: str) -> Any:
     config = offline(folder, "iql", storage)
     learner, env = build("iql", (3, 5), **config.algo_kwargs)
-    buffer, notes = replay.load_buffer(learner, env, (3, 5))
+    buffer, notes = replay.load_buffer(learner, env)
     names = list(get_algorithm_spec("iql").metrics)
     return learner, env, notes, replay_sources(learner, buffer, names)
 
@@ -235,7 +235,7 @@ def test_the_compiling_process_traces_the_same_program_without_the_dataset(
 ) -> None:
     config = offline(tmp_path, "iql", storage, seeds=[3, 5], algo_kwargs={"n_step": 2})
     learner, env = build("iql", (3, 5), **config.algo_kwargs)
-    buffer, _ = replay.load_buffer(learner, env, (3, 5))
+    buffer, _ = replay.load_buffer(learner, env)
     ours = replay_sources(learner, buffer, list(get_algorithm_spec("iql").metrics))
     (tmp_path / "data").rename(tmp_path / "gone")
     request = request_of(config, env, buffer, ("update-0",))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from helpers.datasets import TOY, toy_data
-from rl_training.algorithms.rlpd import RLPDConfig
+from rl_training.algorithms.sources import PriorSettings
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.datasets.blocks import RowSource
 from rl_training.data.datasets.dataset import OfflineDataset
@@ -104,9 +104,9 @@ def test_the_union_draws_every_row_of_data_and_experience_equally_often() -> Non
 
 def test_the_union_is_not_drawn_by_priority() -> None:
     settings = {"dataset_kind": "random", "offline_batch_ratio": "union"}
-    parse(RLPDConfig, settings)
+    parse(PriorSettings, settings)
     with pytest.raises(ConfigError, match="offline_batch_ratio union draws uniformly"):
-        parse(RLPDConfig, settings | {"prioritized": True})
+        parse(PriorSettings, settings | {"prioritized": True})
 
 
 def test_without_prior_rows_the_draws_are_those_of_a_plain_replay() -> None:

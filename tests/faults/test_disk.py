@@ -165,7 +165,7 @@ def test_a_disk_that_will_be_too_small_is_spoken_of_before_the_run_begins(
     # 1000 rows of 4 + 4 numbers of the observations, the action, and 3 of reward and flags.
     expected = 1000 * (4 * 11 + 8)
     learner, env = build("dqn", buffer_capacity=1000)
-    replay = make_replay(learner.config, env, 1, (0,), learner.device)  # type: ignore[arg-type]
+    replay = make_replay(learner.config, env, 1, learner)  # type: ignore[arg-type]
     assert bytes_of_checkpoints({"learner": learner, "replay": replay}, -2) == expected
     Listener.heard.clear()
     monkeypatch.undo()

@@ -15,8 +15,8 @@ import torch
 
 from helpers.tiny import ROOT
 from rl_training.algorithms.base import AnyLearner
+from rl_training.algorithms.dynamics.imagination import imagination_of
 from rl_training.algorithms.gail import GAIL
-from rl_training.algorithms.imagining import Imagining
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.probe import probe_env
 from rl_training.envs.spec import EnvSpec
@@ -59,8 +59,9 @@ def trace(
     for number in range(1, UPDATES + 1):
         batch = make_batch(algo, env, (0,), number)
         result = learner.update(batch)
-        if isinstance(learner, Imagining) and isinstance(batch, TransitionBatch):
-            learner.update_model(batch)
+        imagination = imagination_of(learner)
+        if imagination is not None and isinstance(batch, TransitionBatch):
+            imagination.update(batch)
         if number % EVERY == 0:
             for name, value in sorted(result.metrics.items()):
                 metrics.setdefault(name, []).append(rounded(value))
@@ -79,7 +80,7 @@ def _build(algo: str, settings: dict[str, Any] | None) -> tuple[AnyLearner, EnvS
     env = probe_env(TASK[spec.action_kinds[0]], {})
     learner = spec.build(env, spec.config_class(**settings), (0,))
     if isinstance(learner, GAIL):
-        learner.attach(load_buffer(learner, env, (0,))[0])
+        learner.attach(load_buffer(learner, env)[0])
     return learner, env
 
 

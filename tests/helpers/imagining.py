@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
+from rl_training.algorithms.dynamics.imagination import Rules
 from rl_training.algorithms.dynamics.rollout import Imagined
 from rl_training.algorithms.mbpo import MBPO
 from rl_training.algorithms.mopo import MOPO
@@ -22,13 +24,19 @@ def make_learner(
     """A learner of tasks with three numbers to see and one to choose."""
     policy = MLPSACModel(OBS, ACTION, (16,), rng=Rng(seeds, "networks"))
     model = MLPMOPOEnsembleModel(OBS, ACTION, (16, 16), 3, num_elites=2, rng=Rng(seeds, "networks"))
-    fields = kind.config_class.model_fields
+    fields = kind.settings_class().model_fields
     small = {name: value for name, value in SMALL_MODEL.items() if name in fields}
     # The networks above are given, so their sizes in the settings would be ignored.
     for name in ("model_hidden_sizes", "num_ensembles", "num_elites"):
         small.pop(name)
     given: dict[str, Any] = small | {"batch_size": 8} | settings
     return kind(policy_model=policy, dynamics_model=model, seeds=seeds, **given)
+
+
+def imagine(learner: MOPO | MBPO, obs: torch.Tensor, horizon: int, rules: Rules) -> Imagined:
+    """What the loop lets a learner imagine."""
+    policy = partial(learner.act, explore=True)
+    return learner.imagination.rollout(policy, learner.rng, obs, horizon, rules)
 
 
 def rollout(valid: list[bool], **changes: torch.Tensor) -> Imagined:

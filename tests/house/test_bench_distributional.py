@@ -14,7 +14,7 @@ from bench.speed.distributional import prepare_quantiles, quantile_config, quant
 from bench.speed.pace import Pace, WorkSettings
 from bench.speed.rows import ROWS, Bar
 from bench.speed.sizes import QUANTILES
-from bench.speed.updates import full_replay
+from bench.speed.updates import build_learner, full_replay
 
 EAGER = WorkSettings(chunk=1)
 ALGOS = ("iqn", "fqf")
@@ -66,7 +66,8 @@ def test_bars_are_those_of_vectors_and_of_images() -> None:
 
 def test_made_up_images_are_stacks_of_different_frames_and_actions_are_those_of_the_task() -> None:
     config = quantile_config("iqn", EAGER, images=True)
-    replay = full_replay(config, quantile_task(images=True), torch.device("cpu"))
+    task = quantile_task(images=True)
+    replay = full_replay(config, task, build_learner(config, task, torch.device("cpu")))
     batch = replay.sample(64)
     assert batch.obs.shape == (1, 64, QUANTILES.stack, QUANTILES.image, QUANTILES.image)
     assert batch.obs.dtype == torch.uint8

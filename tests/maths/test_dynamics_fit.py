@@ -300,7 +300,7 @@ def test_the_settings_stand_beside_those_of_an_algorithm() -> None:
     class Both(DynamicsConfig, SACConfig):
         """Settings of a model-based method."""
 
-    config = Both(num_ensembles=3, batch_size=8)
-    assert (config.num_ensembles, config.batch_size, config.model_batch_size) == (3, 8, 256)
+    config = Both(num_ensembles=3, num_critics=8)
+    assert (config.num_ensembles, config.num_critics, config.model_batch_size) == (3, 8, 256)
     with pytest.raises(ConfigError, match="model_holdout_ratio must be < 1"):
         Both(model_holdout_ratio=1.0)

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rl_training.algorithms.dqn import DQNConfig, dqn_networks
-from rl_training.algorithms.ppo import PPOConfig, ppo_networks
+from helpers.settings import settings_of
+from rl_training.algorithms.dqn import DQN, dqn_networks
+from rl_training.algorithms.ppo import PPO, ppo_networks
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError, SpecMismatch
 from rl_training.models.conv import StackedConv2d
@@ -147,19 +148,19 @@ def test_the_smallest_image_for_nature_is_the_smallest() -> None:
 
 
 def test_noise_is_in_the_layers_after_the_convolutions() -> None:
-    config = DQNConfig(noisy=True, features_dim=6, head_hidden_sizes=(5,))
+    config = settings_of(DQN, noisy=True, features_dim=6, head_hidden_sizes=(5,))
     network = dqn_networks(image_task(), config, Rng((0,), "test"))["q_network"]
     assert len(noisy_layers(network)) == 3
 
 
 def test_without_features_a_head_reads_the_convolutions() -> None:
-    config = DQNConfig(features_dim=None)
+    config = settings_of(DQN, features_dim=None)
     network = dqn_networks(image_task(), config, Rng((0,), "test"))["q_network"]
     assert network.encoder.embedding_dim == 16 * 10 * 10  # type: ignore[union-attr]
 
 
 def test_policy_and_value_share_the_features_of_an_image() -> None:
-    config = PPOConfig(features_dim=6, head_hidden_sizes=(5,))
+    config = settings_of(PPO, features_dim=6, head_hidden_sizes=(5,))
     model = ppo_networks(image_task(), config, Rng((0,), "test"))["model"]
     features = model.embed(pixels(1, 2, 3, 10, 10))  # type: ignore[operator]
     assert features.shape == (1, 2, 6)
@@ -168,7 +169,7 @@ def test_policy_and_value_share_the_features_of_an_image() -> None:
 
 def test_images_are_not_standardised() -> None:
     with pytest.raises(ConfigError, match="normalize_obs is true"):
-        ppo_networks(image_task(), PPOConfig(normalize_obs=True), Rng((0,), "test"))
+        ppo_networks(image_task(), settings_of(PPO, normalize_obs=True), Rng((0,), "test"))
 
 
 def test_bf16_convolutions_give_single_precision() -> None:

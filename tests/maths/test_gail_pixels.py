@@ -235,6 +235,6 @@ def test_recorded_images_come_back_as_bytes(algo: str, tmp_path: Path) -> None:
     cloner, env = build(
         "bc", task=PIXEL_TASK, dataset_kind="npz", dataset_path=str(path), batch_size=8
     )
-    batch = load_buffer(cloner, env, (0,))[0].sample(8)
+    batch = load_buffer(cloner, env)[0].sample(8)
     assert batch.obs.dtype == torch.uint8
     assert torch.isfinite(torch.tensor(cloner.update(batch).metrics["loss"]))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from helpers.tiny import run_cli, tiny_config, write_tiny
 from rl_training.algorithms.base import AnyLearner
-from rl_training.algorithms.online_config import replay_settings
+from rl_training.algorithms.sources import replay_settings
 from rl_training.data.replay.pairs import Pairs
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.probe import probe_env
@@ -129,7 +129,7 @@ def test_a_number_that_changes_during_a_run_is_refused_and_named_on_every_path(
     accelerator, learner, said = make_accelerator(config.replace(accelerate="compile"))
     settings = replay_settings(learner.config)
     assert settings is not None
-    replay = make_replay(settings, accelerator.env, 1, (0,), learner.device)
+    replay = make_replay(settings, accelerator.env, 1, learner)
     replay.set_inserted(150)
     learner.set_progress(0.25)
     replay.set_progress(0.25)

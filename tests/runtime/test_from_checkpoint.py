@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from helpers.tiny import Outcome, run_cli, tiny_config, write_tiny
-from rl_training.algorithms.online_config import replay_settings
-from rl_training.algorithms.prior_config import PriorDataConfig
+from rl_training.algorithms.sources import PriorSettings, replay_settings
 from rl_training.errors import ConfigError, SpecMismatch
 from rl_training.experiment.checkpoint.tree import digest_state
 from rl_training.experiment.checkpointing import list_checkpoints, open_checkpoint
@@ -321,7 +320,7 @@ def test_online_settings_become_those_of_the_replay() -> None:
     online = {"buffer_capacity": 300, "offline_batch_ratio": 0.25, "train_frequency": 4}
     learner, _ = build("cql", online=online, reward_scale=0.5, n_step=3, dataset_seed=8)
     settings = replay_settings(learner.config)
-    assert isinstance(settings, PriorDataConfig)
+    assert isinstance(settings, PriorSettings)
     assert {name: getattr(settings, name) for name in online} == online
     assert (settings.reward_scale, settings.n_step, settings.dataset_seed) == (0.5, 3, 8)
     assert settings.batch_size == 8

@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.imagining import ACTION, OBS, make_learner
+from helpers.imagining import ACTION, OBS, imagine, make_learner
 from rl_training.algorithms.dynamics.fit import DynamicsTrainer
-from rl_training.algorithms.imagining import Rules
+from rl_training.algorithms.dynamics.imagination import Rules
 from rl_training.algorithms.mbpo import MBPO
 from rl_training.algorithms.mopo import MOPO
+from rl_training.algorithms.sources import TransitionReplay
 from rl_training.data.replay.mapped import MappedBuffer
 from rl_training.envs.probe import probe_env
 from rl_training.envs.tasks.functions import termination_function
@@ -28,7 +29,7 @@ from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import model_runner
-from rl_training.runtime.imagining import Imagination, fields_of, rules_for, synthetic_buffer
+from rl_training.runtime.imagining import ImaginationPhase, fields_of, rules_for, synthetic_buffer
 from rl_training.runtime.model_runner import ModelRunner
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.results import TrainingInterrupted
@@ -95,7 +96,7 @@ def test_a_run_cut_inside_a_fit_ends_in_the_same_bits(
             train(config.replace(run_name="cut"))
     saved = load_checkpoint(cut.value.checkpoint)
     assert saved.step == (50 if algo == "mbpo" else 0)
-    assert saved.states["learner"]["dynamics"]["epoch"]["value"] == 2
+    assert saved.states["learner"]["imagination"]["trainer"]["epoch"]["value"] == 2
     resumed = resume_training(cut.value.run_dir)
     for ours, theirs in zip(resumed.per_seed, whole.per_seed, strict=True):
         first = load_checkpoint(ours.checkpoint_path).states
@@ -112,9 +113,9 @@ def always(obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
 def test_an_imagined_end_reaches_the_learner_as_discount_zero(rule: Any, discount: float) -> None:
     learner, env = build("mopo")
     assert isinstance(learner, MOPO)
-    real, _ = load_buffer(learner, env, (0,))
-    buffer = synthetic_buffer(learner, real)
-    made = learner.imagine(torch.zeros(1, 24, OBS), 2, Rules(rule))
+    real, _ = load_buffer(learner, env)
+    buffer = synthetic_buffer(learner.imagination, real)
+    made = imagine(learner, torch.zeros(1, 24, OBS), 2, Rules(rule))
     buffer.extend(fields_of(made, made.reward), 48)
     batch = buffer.sample(200)
     assert (batch.discount[0, 10:] == discount).all()  # the first 10 are real
@@ -124,8 +125,8 @@ def test_known_rewards_are_on_the_scale_of_the_data() -> None:
     settings: dict[str, Any] = {"reward_function": "auto", "reward_scale": 0.1, "reward_shift": 2.0}
     learner, env = build("mopo", **settings)
     assert isinstance(learner, MOPO)
-    real, _ = load_buffer(learner, env, (0,))
-    reward = rules_for(learner, real, env, {}).reward
+    real, _ = load_buffer(learner, env)
+    reward = rules_for(learner.imagination, real, env, {}).reward
     assert reward is not None
     hanging = torch.tensor([[[-1.0, 0.0, 0.0]]])
     found = reward(hanging, torch.zeros(1, 1, ACTION), hanging)
@@ -135,12 +136,12 @@ def test_known_rewards_are_on_the_scale_of_the_data() -> None:
 def test_starts_are_real_states() -> None:
     learner, env = build("mbpo", seeds=(0, 1))
     assert isinstance(learner, MBPO)
-    replay = make_replay(learner.config, env, 1, (0, 1), learner.device)
+    replay = make_replay(learner.part(TransitionReplay), env, 1, learner)
     replay.rows["obs"][:, :30] = torch.arange(30).float().view(1, 30, 1)
     replay.rows["obs"][1] += 100
     replay.set_inserted(30)
     session: Any = SimpleNamespace(env_spec=env, config=SimpleNamespace(env_kwargs={}), step=0)
-    starts = Imagination(session, learner, replay).starts()
+    starts = ImaginationPhase(session, learner, replay).starts()
     assert starts.shape == (2, 24, OBS)
     assert 0 <= starts[0].min() <= starts[0].max() <= 29
     assert 100 <= starts[1].min() <= starts[1].max() <= 129
@@ -157,11 +158,11 @@ def test_when_steps_of_the_model_are_compiled_depends_on_counts_alone(
     first: float, updates: int, epoch: int, compiled: bool
 ) -> None:
     learner = make_learner(MOPO)
-    learner.num_updates.value, learner.dynamics.epoch.value = updates, epoch
+    learner.num_updates.value, learner.imagination.trainer.epoch.value = updates, epoch
     runner: Any = SimpleNamespace(first_update=first)
-    ours = ModelRunner(learner, runner)
+    ours = ModelRunner(learner, learner.imagination, runner)
     ours._choose(torch.zeros(1, 100, 2 * OBS + ACTION + 2))
-    assert (learner.dynamics.run_step == ours._step) == compiled
+    assert (learner.imagination.trainer.run_step == ours._step) == compiled
 
 
 def test_a_long_fit_changes_over_between_two_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +172,8 @@ def test_a_long_fit_changes_over_between_two_epochs(monkeypatch: pytest.MonkeyPa
 
     def programs(sources: list[Any]) -> dict[str, Any]:
         def step(rows: Tensor) -> dict[str, Tensor]:
-            used.append(learner.dynamics.epoch.value)
-            return learner.dynamics.step(rows)
+            used.append(learner.imagination.trainer.epoch.value)
+            return learner.imagination.trainer.step(rows)
 
         return {source.name: step for source in sources}
 
@@ -180,9 +181,9 @@ def test_a_long_fit_changes_over_between_two_epochs(monkeypatch: pytest.MonkeyPa
     runner: Any = SimpleNamespace(first_update=10**9, accelerator=accelerator)
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(1, 100, 2 * OBS + ACTION + 2, generator=generator)
-    ModelRunner(learner, runner).fit(rows, lambda: None)
+    ModelRunner(learner, learner.imagination, runner).fit(rows, lambda: None)
     assert sorted(set(used)) == [3, 4]  # after 15 steps, 5 an epoch
-    assert learner.dynamics.run_step == learner.dynamics.step
+    assert learner.imagination.trainer.run_step == learner.imagination.trainer.step
 
 
 # What is refused
@@ -240,7 +241,7 @@ def test_data_that_stays_on_disk_is_refused() -> None:
     learner = make_learner(MOPO)
     real = MappedBuffer.__new__(MappedBuffer)
     with pytest.raises(ConfigError, match="set dataset_storage to device"):
-        synthetic_buffer(learner, real)
+        synthetic_buffer(learner.imagination, real)
 
 
 def test_a_group_of_seeds_imagines_what_single_runs_do(tmp_path: Path) -> None:

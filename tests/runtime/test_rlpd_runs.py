@@ -14,7 +14,7 @@ import torch
 
 from helpers.datasets import toy_data
 from helpers.traces import request_of, traced
-from rl_training.algorithms.online_config import replay_settings
+from rl_training.algorithms.sources import replay_settings
 from rl_training.data.datasets.writers import save_dataset
 from rl_training.data.replay.prior import WithPrior
 from rl_training.envs.probe import probe_env
@@ -162,7 +162,7 @@ def test_observations_are_standardised_by_the_prior_data_and_the_run_resumes(
 def test_every_gradient_step_of_a_round_draws_its_own_mixed_batch() -> None:
     learner, env = build("rlpd", (3, 5), gradient_updates_per_step=4)
     config: Any = learner.config
-    replay = make_replay(config, env, 1, (3, 5), learner.device)
+    replay = make_replay(config, env, 1, learner)
     assert isinstance(replay, WithPrior)
     replay.rows["obs"].fill_(1000.0)
     replay.set_inserted(50)
@@ -208,12 +208,12 @@ def test_auto_copies_prior_data_to_the_device_or_says_that_it_does_not_fit(
     config: Any = learner.config
     needed = 120 * 4 * (3 + 3 + 1 + 3)
     monkeypatch.setattr(replays, "_free_bytes", lambda _: 100 * needed)
-    replay = make_replay(config, env, 1, (0,), learner.device)
+    replay = make_replay(config, env, 1, learner)
     assert isinstance(replay, WithPrior)
     assert replay.prior.rows["obs"].shape == (1, 120, 3)
     monkeypatch.setattr(replays, "_free_bytes", lambda _: needed - 1)
     with pytest.raises(ConfigError, match=r"the dataset .*data needs 0\.0 GiB"):
-        make_replay(config, env, 1, (0,), learner.device)
+        make_replay(config, env, 1, learner)
 
 
 @pytest.mark.matrix
@@ -228,7 +228,7 @@ def test_the_compiling_process_traces_the_same_programs_without_the_prior_data(
     learner, env = build(algo, (3, 5), **config.algo_kwargs)
     kept = replay_settings(learner.config)
     assert kept is not None
-    replay = make_replay(kept, env, 1, (3, 5), learner.device)
+    replay = make_replay(kept, env, 1, learner)
     replay.set_inserted(replay.capacity)
     ours = replay_sources(learner, replay, list(get_algorithm_spec(algo).metrics))
     (tmp_path / "data").rename(tmp_path / "gone")

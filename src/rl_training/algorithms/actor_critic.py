@@ -33,22 +33,11 @@ WITH_ACTOR, CRITICS_ONLY = 0, 1
 """Phases of an update."""
 
 
-class LearningRate(AlgoConfig):
-    """The step size of learners that have one optimizer, or several of a kind."""
-
-    varying: ClassVar[frozenset[str]] = frozenset({"learning_rate"})
-
-    learning_rate: PositiveFloat = 3e-4
-    """Adam step size of the critics, and of the actor unless it has its own."""
-
-
-class ActorCriticSettings(AlgoConfig):
+class ActorCriticConfig(AlgoConfig):
     """Settings of every off-policy actor-critic but the step size of its critics."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"actor_learning_rate", "tau"})
 
-    batch_size: PositiveInt = 256
-    """Transitions per gradient step and seed."""
     hidden_sizes: Sizes = (256, 256)
     """Widths of the hidden layers of actor and critics."""
     actor_learning_rate: PositiveFloat | None = None
@@ -61,10 +50,6 @@ class ActorCriticSettings(AlgoConfig):
     """Normalise the critics' hidden layers."""
     max_grad_norm: PositiveFloat | None = None
     """Clip each network's gradient to this norm, per seed; null does not."""
-
-
-class ActorCriticConfig(ActorCriticSettings, LearningRate):
-    """Settings of most off-policy actor-critics."""
 
 
 class LastMetrics(Stateful):
@@ -90,7 +75,7 @@ class LastMetrics(Stateful):
 class ActorCritic(TransitionLearner):
     """Critic regression to a target, then policy improvement against the critics."""
 
-    config: ActorCriticSettings
+    config: ActorCriticConfig
     critic_rate: ClassVar[str] = "learning_rate"
     """Name of the setting that holds the critics' step size."""
     actor_metrics: ClassVar[tuple[str, ...]] = ()
@@ -201,7 +186,7 @@ class ActorCritic(TransitionLearner):
 def networks_of(model_class: type[nn.Module]) -> Callable[..., dict[str, nn.Module]]:
     """Return the function that builds a learner's `model` for a task and its settings."""
 
-    def networks(env: EnvSpec, config: ActorCriticSettings, rng: Rng) -> dict[str, nn.Module]:
+    def networks(env: EnvSpec, config: ActorCriticConfig, rng: Rng) -> dict[str, nn.Module]:
         model = model_class(
             env.obs_dim,
             env.action_dim,

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.config import AlgoConfig
+from rl_training.algorithms.config import AlgoConfig, PartT, combined, part_of
 from rl_training.algorithms.optim import Adam, Optimizer, seed_view
 from rl_training.algorithms.schedules import learning_rate_factor
 from rl_training.data.batch import RolloutBatch, SequenceBatch, TransitionBatch
@@ -26,7 +26,7 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.rng import Rng
 from rl_training.state import Counter, PerSeed, Stateful, require_found
-from rl_training.validation import parse
+from rl_training.validation import Settings, parse
 
 BatchT = TypeVar("BatchT", TransitionBatch, RolloutBatch, SequenceBatch)
 
@@ -110,7 +110,11 @@ class Learner(Stateful, Generic[BatchT]):
     implements `step` (one update) and `choose` (an action).  It has no constructor of its own.
     """
 
-    config_class: ClassVar[type[AlgoConfig]]
+    config_class: ClassVar[type[Settings]]
+    """The method's own settings."""
+    parts: ClassVar[tuple[type[Settings], ...]] = ()
+    """Settings of what it stands on: where its data comes from, its encoder, its model."""
+    config: AlgoConfig
     network_names: ClassVar[tuple[str, ...]] = ("model",)
     batch_class: ClassVar[Any] = TransitionBatch
     """What it learns from: `TransitionBatch`, `RolloutBatch` or `SequenceBatch`."""
@@ -142,7 +146,7 @@ class Learner(Stateful, Generic[BatchT]):
                     f"{type(self).__name__}({name}=...) must be a torch module, got {network!r}"
                 )
             setattr(self, name, network)
-        self.config = config if config is not None else parse(self.config_class, keywords)
+        self.config = config if config is not None else parse(self.settings_class(), keywords)
         if config is not None and keywords:
             raise ConfigError(f"give either config or its fields, not both: {sorted(keywords)}")
         first = getattr(self, self.network_names[0])
@@ -189,6 +193,15 @@ class Learner(Stateful, Generic[BatchT]):
         """Take statistics of the replay before a round of updates."""
 
     # What is common
+
+    @classmethod
+    def settings_class(cls) -> type[AlgoConfig]:
+        """Return the class of all settings, the method's own and those of its parts."""
+        return combined(cls.config_class, cls.parts)
+
+    def part(self, kind: type[PartT]) -> PartT:
+        """Return the settings as one of `parts`."""
+        return part_of(self.config, kind)
 
     def as_batch(self, batch: BatchT | Mapping[str, Tensor]) -> BatchT:
         """Return a mapping of tensors as a batch of the learner's kind."""
@@ -318,7 +331,7 @@ class Learner(Stateful, Generic[BatchT]):
     # Settings and schedules
 
     def _vary(self, varied: Mapping[str, Sequence[float]]) -> None:
-        allowed = self.config_class.may_vary()
+        allowed = self.settings_class().may_vary()
         for name, values in varied.items():
             if name not in allowed or len(values) != self.num_seeds:
                 raise ConfigError(
@@ -334,7 +347,7 @@ class Learner(Stateful, Generic[BatchT]):
         """Return a number of the config, or, where it varies, a tensor `[S, 1, ...]`.
 
         Args:
-            name: One of `config_class.may_vary()`.
+            name: One of `settings_class().may_vary()`.
             ndim: Axes of the tensors it will stand beside: 1 for `[S]`, 2 for `[S, B]`.
         """
         if name in self.varied:

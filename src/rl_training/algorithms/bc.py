@@ -16,9 +16,10 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import StepOutput, TransitionLearner
+from rl_training.algorithms.config import AlgoConfig, part_of
 from rl_training.algorithms.losses import weighted_mean
-from rl_training.algorithms.offline_config import OfflineConfig
 from rl_training.algorithms.pixel_config import PixelConfig, encoder_for, refuse_standardized
+from rl_training.algorithms.sources import OfflineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
@@ -28,7 +29,7 @@ from rl_training.rng import Rng
 from rl_training.validation import Number, PositiveFloat
 
 
-class BCConfig(OfflineConfig, PixelConfig):
+class BCConfig(AlgoConfig):
     """Settings of behaviour cloning; rewards of the data are never used."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"learning_rate"})
@@ -47,6 +48,7 @@ class BC(TransitionLearner):
     """Maximum likelihood of the data's actions."""
 
     config_class = BCConfig
+    parts = (OfflineSettings, PixelConfig)
     config: BCConfig
     model: MLPPolicyModel
 
@@ -97,12 +99,13 @@ def bc_loss(learner: BC, batch: TransitionBatch) -> dict[str, Tensor]:
 
 def bc_networks(env: EnvSpec, config: BCConfig, rng: Rng) -> dict[str, nn.Module]:
     """Build the policy for a task."""
-    images = len(env.obs_shape) > 1
-    refuse_standardized(env, "normalize_observations", images and config.normalize_observations)
+    images, sizes = len(env.obs_shape) > 1, part_of(config, PixelConfig)
+    standardized = part_of(config, OfflineSettings).normalize_observations
+    refuse_standardized(env, "normalize_observations", images and standardized)
     model = MLPPolicyModel(
         env.obs_dim,
         env.action_dim,
-        config.head_hidden_sizes if images else config.hidden_sizes,
+        sizes.head_hidden_sizes if images else sizes.hidden_sizes,
         discrete=env.action_kind == "discrete",
         encoder=encoder_for(env, config, rng, orthogonal_init=True) if images else None,
         initial_log_std=config.initial_log_std,

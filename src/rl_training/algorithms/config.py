@@ -1,8 +1,15 @@
-"""Settings that every algorithm has, and the two small settings inside them."""
+"""Settings that every algorithm has, and how those of one are put together from parts.
+
+A learner's own settings are one class, `config_class`; what its loop, its networks or its model
+need are others, its `parts`.  `algo_kwargs` is one flat mapping of all their fields.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from functools import cache
+from types import new_class
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -84,3 +91,58 @@ class AlgoConfig(Settings):
         """Return the numbers that a `grid` may hold: what the classes up to here declare."""
         found = frozenset[str]().union(*(vars(base).get("varying", ()) for base in cls.__mro__))
         return [name for name in cls.model_fields if name in found]
+
+
+class LearningRate(Settings):
+    """The step size of learners that have one optimizer, or several of a kind."""
+
+    varying: ClassVar[frozenset[str]] = frozenset({"learning_rate"})
+
+    learning_rate: PositiveFloat = 3e-4
+    """Adam step size of the critics, and of the actor unless it has its own."""
+
+
+PartT = TypeVar("PartT", bound=Settings)
+
+
+def part_of(config: Settings, kind: type[PartT]) -> PartT:
+    """Return the settings of a method as one of the parts that they are put together from."""
+    assert isinstance(config, kind)
+    return config
+
+
+@cache
+def combined(own: type[Settings], parts: tuple[type[Settings], ...]) -> type[AlgoConfig]:
+    """Return the settings of a method: its own fields before those of its parts.
+
+    Where two have a field of the same name, the first one's default and meaning hold.
+    """
+    others = tuple(part for part in parts if not issubclass(own, part))
+    if not others:
+        assert issubclass(own, AlgoConfig)
+        return own
+    body: dict[str, Any] = {
+        "__module__": own.__module__,
+        "__doc__": own.__doc__,
+        "__reduce__": _reduce(own, parts),
+    }
+    made: type[AlgoConfig] = new_class(
+        own.__name__, (own, *others), exec_body=lambda namespace: namespace.update(body)
+    )
+    assert issubclass(made, AlgoConfig)
+    return made
+
+
+def _reduce(own: type[Settings], parts: tuple[type[Settings], ...]) -> Callable[[Settings], Any]:
+    """Let instances travel between processes, although no module has their class."""
+
+    def reduce(self: Settings) -> tuple[Any, ...]:
+        return _build, (own, parts, dict(self))
+
+    return reduce
+
+
+def _build(
+    own: type[Settings], parts: tuple[type[Settings], ...], values: dict[str, Any]
+) -> AlgoConfig:
+    return combined(own, parts)(**values)

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.actor_critic import Loss
+from rl_training.algorithms.config import LearningRate
 from rl_training.algorithms.losses import td_target
-from rl_training.algorithms.online_config import OfflineToOnlineConfig
-from rl_training.algorithms.sac import SAC, SACSettings, sac_loss, sac_networks
+from rl_training.algorithms.sac import SAC, SACConfig, sac_loss, sac_networks
+from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.heads import tanh_gaussian_log_prob, tanh_gaussian_sample
@@ -36,7 +37,7 @@ CLONING, IMPROVING = 0, 1
 MAX_MULTIPLIER = 1e6
 
 
-class CQLConfig(SACSettings, OfflineToOnlineConfig):
+class CQLConfig(SACConfig):
     """Settings of CQL."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"cql_alpha"})
@@ -63,6 +64,7 @@ class CQL(SAC):
     """SAC with conservative critics."""
 
     config_class = CQLConfig
+    parts = (LearningRate, OfflineToOnlineSettings)
     config: CQLConfig
     model: MLPSACModel
 
@@ -76,7 +78,11 @@ class CQL(SAC):
 
     def phase(self) -> int:
         """Tell whether the actor clones the data or follows the critics."""
-        warmup = self.config.bc_warmup_updates if self.config.online is None else 0
+        warmup = (
+            self.config.bc_warmup_updates
+            if self.part(OfflineToOnlineSettings).online is None
+            else 0
+        )
         return CLONING if self.num_updates.value < warmup else IMPROVING
 
     def td_target(self, batch: TransitionBatch) -> Loss:

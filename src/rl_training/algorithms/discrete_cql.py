@@ -17,18 +17,20 @@ from torch import Tensor
 
 from rl_training.algorithms.dqn import DQN, dqn_loss, dqn_networks
 from rl_training.algorithms.losses import add_weighted, weighted_mean
-from rl_training.algorithms.online_config import OfflineToOnlineConfig
+from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
-from rl_training.algorithms.value_based import ValueBasedSettings
+from rl_training.algorithms.value_based import ValueBasedConfig
 from rl_training.data.batch import TransitionBatch
-from rl_training.validation import Fraction, PositiveFloat
+from rl_training.validation import Fraction, PositiveFloat, PositiveInt
 
 
-class DiscreteCQLConfig(ValueBasedSettings, OfflineToOnlineConfig):
+class DiscreteCQLConfig(ValueBasedConfig):
     """Settings of discrete CQL."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"cql_alpha", "cql_temperature"})
 
+    batch_size: PositiveInt = 64
+    """Transitions per gradient step and seed."""
     cql_alpha: PositiveFloat = 1.0
     """Weight of the conservative penalty; towards 0 it is double DQN on the data."""
     cql_temperature: PositiveFloat = 1.0
@@ -41,6 +43,7 @@ class DiscreteCQL(DQN):
     """Double DQN with conservative values."""
 
     config_class = DiscreteCQLConfig
+    parts = (OfflineToOnlineSettings,)
     config: DiscreteCQLConfig
 
     def td_loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor], Tensor]:

@@ -14,18 +14,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from rl_training.algorithms.config import part_of
 from rl_training.algorithms.losses import huber, td_target, weighted_mean
-from rl_training.algorithms.pixel_config import encoder_for
+from rl_training.algorithms.pixel_config import PixelConfig, encoder_for
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
-from rl_training.algorithms.value_based import (
-    ValueBased,
-    ValueBasedConfig,
-    ValueBasedSettings,
-)
+from rl_training.algorithms.value_based import Exploration, ValueBased, ValueBasedConfig
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.mlp_q_network import MLPQNetwork, QNetwork
 from rl_training.rng import Rng
+from rl_training.validation import Settings
 
 
 class DQNConfig(ValueBasedConfig):
@@ -35,7 +33,7 @@ class DQNConfig(ValueBasedConfig):
 class DQN(ValueBased):
     """TD regression of scalar action values; double Q-learning by default."""
 
-    config_class: ClassVar[type[ValueBasedSettings]] = DQNConfig
+    config_class: ClassVar[type[Settings]] = DQNConfig
     q_network: MLPQNetwork | QNetwork
 
     def next_value(self, next_obs: Tensor) -> Tensor:
@@ -71,15 +69,15 @@ def dqn_loss(learner: DQN, batch: TransitionBatch) -> dict[str, Tensor]:
     return {"loss": loss, **metrics}
 
 
-def dqn_networks(env: EnvSpec, config: ValueBasedSettings, rng: Rng) -> dict[str, nn.Module]:
+def dqn_networks(env: EnvSpec, config: ValueBasedConfig, rng: Rng) -> dict[str, nn.Module]:
     """Build the network for a task."""
-    noisy = isinstance(config, ValueBasedConfig) and config.noisy
+    noisy = isinstance(config, Exploration) and config.noisy
     streams = {"dueling": config.dueling, "noisy": noisy}
     if len(env.obs_shape) == 1:
         sizes = config.hidden_sizes
         return {"q_network": MLPQNetwork(env.obs_dim, env.action_dim, sizes, **streams, rng=rng)}
-    assert isinstance(config, ValueBasedConfig)
-    encoder = encoder_for(env, config, rng, more=config.head_hidden_sizes, noisy=noisy)
+    more = part_of(config, PixelConfig).head_hidden_sizes
+    encoder = encoder_for(env, config, rng, more=more, noisy=noisy)
     return {"q_network": QNetwork(encoder, env.action_dim, **streams, rng=rng)}
 
 

@@ -20,17 +20,17 @@ from torch import Tensor
 
 from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss, networks_of
 from rl_training.algorithms.base import StepOutput, polyak_update
-from rl_training.algorithms.config import LRSchedule
+from rl_training.algorithms.config import LearningRate, LRSchedule
 from rl_training.algorithms.losses import expectile_loss, td_target, weighted_mean
-from rl_training.algorithms.online_config import OfflineToOnlineConfig
 from rl_training.algorithms.schedules import learning_rate_factor
+from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.validation import NonNegativeFloat, PositiveFloat
 
 
-class IQLConfig(ActorCriticConfig, OfflineToOnlineConfig):
+class IQLConfig(ActorCriticConfig):
     """Settings of IQL."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"expectile", "beta"})
@@ -49,6 +49,7 @@ class IQL(ActorCritic):
     """Expectile value, critics that bootstrap from it, and advantage-weighted cloning."""
 
     config_class = IQLConfig
+    parts = (LearningRate, OfflineToOnlineSettings)
     config: IQLConfig
     model: MLPIQLModel
 

@@ -18,6 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from rl_training.algorithms.config import part_of
 from rl_training.algorithms.pixel_config import encoder_for
 from rl_training.algorithms.qr_dqn import midpoints
 from rl_training.algorithms.quantile import (
@@ -27,6 +28,7 @@ from rl_training.algorithms.quantile import (
     of_action,
 )
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.algorithms.value_based import Exploration
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.quantile_networks import ImplicitQuantileNetwork
@@ -118,13 +120,14 @@ def implicit_network(
     env: EnvSpec, config: IQNConfig | FQFConfig, rng: Rng
 ) -> ImplicitQuantileNetwork:
     """Build the quantile network for a task."""
+    noisy = part_of(config, Exploration).noisy
     return ImplicitQuantileNetwork(
-        encoder_for(env, config, rng, noisy=config.noisy),
+        encoder_for(env, config, rng, noisy=noisy),
         env.action_dim,
         config.embedding_dim,
         config.head_hidden_sizes,
         dueling=config.dueling,
-        noisy=config.noisy,
+        noisy=noisy,
         rng=rng,
     )
 

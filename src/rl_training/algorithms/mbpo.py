@@ -12,29 +12,35 @@ Deviations: the schedule of the horizon counts steps, not epochs of 1,000; the f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from rl_training.algorithms.dynamics.loss import mopo_model_loss
-from rl_training.algorithms.imagination_config import HorizonSchedule, Times
-from rl_training.algorithms.imagining import (
+from rl_training.algorithms.base import StepOutput, UpdateResult
+from rl_training.algorithms.dynamics.imagination import (
     IMAGINING_METRICS,
-    Imagining,
-    ImaginingConfig,
+    HorizonSchedule,
+    Imagination,
+    ImaginationConfig,
+    Times,
     imagining_networks,
 )
-from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.algorithms.dynamics.loss import mopo_model_loss
+from rl_training.algorithms.sac import SAC, SACConfig
+from rl_training.algorithms.sources import TransitionReplay
 from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
+from rl_training.data.batch import TransitionBatch
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
+from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.validation import LARGEST_INT, PositiveInt
 
 TwoOrMore = Annotated[int, Field(ge=2, le=LARGEST_INT)]
 """Rows that can be split: one to fit to, one to hold out."""
 
 
-class MBPOConfig(ImaginingConfig, ReplayConfig):
+class MBPOConfig(ImaginationConfig):
     """Settings of MBPO; defaults are the paper's for Hopper but for the horizon's schedule."""
 
     buffer_capacity: TwoOrMore = 1_000_000
@@ -102,12 +108,43 @@ class MBPOConfig(ImaginingConfig, ReplayConfig):
         return self
 
 
-class MBPO(Imagining):
+class MBPO(SAC):
     """SAC on short roll-outs in a model of the replay."""
 
-    config_class: ClassVar[type[MBPOConfig]] = MBPOConfig
-    config: MBPOConfig
-    loss_name = "mbpo_model_loss"
+    config_class = MBPOConfig
+    parts = (SACConfig, TransitionReplay)
+    network_names: ClassVar[tuple[str, ...]] = ("policy_model", "dynamics_model")
+    critic_rate = "policy_learning_rate"
+    policy_model: MLPSACModel
+    dynamics_model: MLPMOPOEnsembleModel
+
+    @property
+    def model(self) -> MLPSACModel:  # type: ignore[override]  # read only, under SAC's name
+        """The actor and the critics."""
+        return self.policy_model
+
+    def setup(self) -> None:
+        """Add the model and what is imagined in it."""
+        super().setup()
+        self.imagination = Imagination(
+            self.dynamics_model,
+            self.part(MBPOConfig),
+            self.seeds,
+            loss_name="mbpo_model_loss",
+            adam_epsilon=self.config.adam_epsilon,
+        )
+
+    def step(self, batch: TransitionBatch) -> StepOutput:
+        """Do SAC's update; the model stays as it is."""
+        output = super().step(batch)
+        output.metrics |= self.imagination.metrics()
+        return output
+
+    def update_model(
+        self, batch: TransitionBatch | Mapping[str, Tensor], *, per_member: bool = False
+    ) -> UpdateResult:
+        """Take one gradient step of the model on real transitions; see `Imagination.update`."""
+        return self.imagination.update(batch, per_member=per_member)
 
 
 def mbpo_model_loss(model: MLPMOPOEnsembleModel, rows: Tensor) -> dict[str, Tensor]:

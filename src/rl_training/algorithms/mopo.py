@@ -16,27 +16,33 @@ Deviations: at most 5,000 rows are held out by default (theirs 1,000); rows afte
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from rl_training.algorithms.dynamics.loss import mopo_model_loss
-from rl_training.algorithms.dynamics.rollout import Imagined, Penalty
-from rl_training.algorithms.imagination_config import Times
-from rl_training.algorithms.imagining import (
+from rl_training.algorithms.base import StepOutput, UpdateResult
+from rl_training.algorithms.dynamics.imagination import (
     IMAGINING_METRICS,
-    Imagining,
-    ImaginingConfig,
+    Imagination,
+    ImaginationConfig,
+    Times,
     imagining_networks,
 )
-from rl_training.algorithms.offline_config import OfflineConfig
+from rl_training.algorithms.dynamics.loss import mopo_model_loss
+from rl_training.algorithms.dynamics.rollout import Imagined, Penalty
+from rl_training.algorithms.sac import SAC, SACConfig
+from rl_training.algorithms.sources import OfflineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
+from rl_training.data.batch import TransitionBatch
+from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
+from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.validation import NonNegativeFloat, PositiveInt
 
 __all__ = ["MOPO", "SPEC", "MOPOConfig", "mopo_model_loss"]
 
 
-class MOPOConfig(ImaginingConfig, OfflineConfig):
+class MOPOConfig(ImaginationConfig):
     """Settings of MOPO."""
 
     penalty_coef: NonNegativeFloat = 1.0
@@ -57,21 +63,58 @@ class MOPOConfig(ImaginingConfig, OfflineConfig):
         return Times(0, self.rollout_refresh_interval)
 
 
-class MOPO(Imagining):
-    """SAC on penalised roll-outs in a model of the dataset."""
+class PenalisedImagination(Imagination):
+    """Roll-outs whose reward is lowered by how little the model knows."""
 
-    config_class: ClassVar[type[MOPOConfig]] = MOPOConfig
     config: MOPOConfig
-    loss_name = "mopo_model_loss"
 
     @property
     def penalty_kind(self) -> Penalty:
         """Which uncertainty lowers the reward."""
         return self.config.penalty_kind
 
-    def imagined_reward(self, made: Imagined) -> Tensor:
+    def worth(self, made: Imagined) -> Tensor:
         """Return r - lambda u, `[S, K]` (Eq. 7)."""
         return made.reward - self.config.penalty_coef * made.penalty
+
+
+class MOPO(SAC):
+    """SAC on penalised roll-outs in a model of the dataset."""
+
+    config_class = MOPOConfig
+    parts = (SACConfig, OfflineSettings)
+    network_names: ClassVar[tuple[str, ...]] = ("policy_model", "dynamics_model")
+    critic_rate = "policy_learning_rate"
+    policy_model: MLPSACModel
+    dynamics_model: MLPMOPOEnsembleModel
+
+    @property
+    def model(self) -> MLPSACModel:  # type: ignore[override]  # read only, under SAC's name
+        """The actor and the critics."""
+        return self.policy_model
+
+    def setup(self) -> None:
+        """Add the model and what is imagined in it."""
+        super().setup()
+        self.imagination = PenalisedImagination(
+            self.dynamics_model,
+            self.part(MOPOConfig),
+            self.seeds,
+            loss_name="mopo_model_loss",
+            adam_epsilon=self.config.adam_epsilon,
+        )
+
+    def step(self, batch: TransitionBatch) -> StepOutput:
+        """Do SAC's update; the model stays as it is."""
+        output = super().step(batch)
+        output.metrics |= self.imagination.metrics()
+        return output
+
+    def update_model(
+        self, batch: TransitionBatch | Mapping[str, Tensor], *, per_member: bool = False
+    ) -> UpdateResult:
+        """Take one gradient step of the model on real transitions; see `Imagination.update`."""
+        return self.imagination.update(batch, per_member=per_member)
 
 
 SPEC = AlgorithmSpec(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rl_training.algorithms.config import AlgoConfig
+from rl_training.algorithms.config import part_of
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.models.encoders import (
@@ -15,10 +15,10 @@ from rl_training.models.encoders import (
     make_encoder,
 )
 from rl_training.rng import Rng
-from rl_training.validation import PositiveInt, Sizes
+from rl_training.validation import PositiveInt, Settings, Sizes
 
 
-class PixelConfig(AlgoConfig):
+class PixelConfig(Settings):
     """How images become features; vectors have `hidden_sizes` instead."""
 
     hidden_sizes: Sizes = (64, 64)
@@ -51,7 +51,7 @@ def refuse_standardized(env: EnvSpec, key: str, asked_for: bool) -> None:
 
 def encoder_for(
     env: EnvSpec,
-    config: PixelConfig,
+    config: Settings,
     rng: Rng,
     *,
     features: Sequence[int] | None = None,
@@ -63,17 +63,18 @@ def encoder_for(
 
     Args:
         env: The task.
-        config: The settings.
+        config: The settings, `PixelConfig` among their parts.
         rng: Source of the initial weights.
         features: Layers after the convolutions; None has those of the settings.
         more: Hidden layers after the features of an image.
         noisy: Let the hidden layers carry learned noise.
         orthogonal_init: Draw orthogonal weights.
     """
+    images = part_of(config, PixelConfig)
     options = EncoderOptions(
-        hidden_sizes=config.hidden_sizes,
-        pixel_sizes=(*(config.features if features is None else features), *more),
-        kind=config.encoder,
+        hidden_sizes=images.hidden_sizes,
+        pixel_sizes=(*(images.features if features is None else features), *more),
+        kind=images.encoder,
         noisy=noisy,
         orthogonal_init=orthogonal_init,
     )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import OnPolicyLearner, StepOutput
+from rl_training.algorithms.config import AlgoConfig, part_of
 from rl_training.algorithms.losses import add_weighted, gae, ppo_policy_loss, ppo_value_loss
 from rl_training.algorithms.pixel_config import PixelConfig, encoder_for, refuse_standardized
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
@@ -32,11 +33,12 @@ from rl_training.validation import (
     Number,
     PositiveFloat,
     PositiveInt,
+    Settings,
     Sizes,
 )
 
 
-class PPOConfig(PixelConfig):
+class PPOConfig(AlgoConfig):
     """Settings of PPO."""
 
     varying: ClassVar[frozenset[str]] = frozenset(
@@ -103,7 +105,8 @@ class Minibatch:
 class PPO(OnPolicyLearner):
     """Clipped policy-gradient with minibatch epochs."""
 
-    config_class = PPOConfig
+    config_class: ClassVar[type[Settings]] = PPOConfig
+    parts: ClassVar[tuple[type[Settings], ...]] = (PixelConfig,)
     config: PPOConfig
     model: ActorCriticModel
 
@@ -263,7 +266,7 @@ def ppo_networks(env: EnvSpec, config: PPOConfig, rng: Rng) -> dict[str, nn.Modu
         encoder_for(env, config, rng, orthogonal_init=True),
         env.obs_dim,
         env.action_dim,
-        config.head_hidden_sizes,
+        part_of(config, PixelConfig).head_hidden_sizes,
         discrete=discrete,
         activation="relu",
         initial_log_std=start,

@@ -13,7 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.pixel_config import encoder_for
+from rl_training.algorithms.config import part_of
+from rl_training.algorithms.pixel_config import PixelConfig, encoder_for
 from rl_training.algorithms.quantile import (
     QUANTILE_METRICS,
     QuantileConfig,
@@ -21,6 +22,7 @@ from rl_training.algorithms.quantile import (
     of_action,
 )
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.algorithms.value_based import Exploration
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.quantile_networks import QuantileNetwork
@@ -76,13 +78,13 @@ def qr_dqn_loss(learner: QRDQN, batch: TransitionBatch) -> dict[str, Tensor]:
 
 def qr_dqn_networks(env: EnvSpec, config: QRDQNConfig, rng: Rng) -> dict[str, nn.Module]:
     """Build the network for a task."""
-    more = config.head_hidden_sizes
+    more, noisy = part_of(config, PixelConfig).head_hidden_sizes, part_of(config, Exploration).noisy
     network = QuantileNetwork(
-        encoder_for(env, config, rng, more=more, noisy=config.noisy),
+        encoder_for(env, config, rng, more=more, noisy=noisy),
         env.action_dim,
         config.num_quantiles,
         dueling=config.dueling,
-        noisy=config.noisy,
+        noisy=noisy,
         rng=rng,
     )
     return {"q_network": network}

@@ -14,13 +14,12 @@ Deviations: each update draws its own batch, where the authors draw one large ba
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import model_validator
 from torch import Tensor
 
-from rl_training.algorithms.prior_config import PriorDataConfig
-from rl_training.algorithms.sac import SAC, SACSettings, sac_loss, sac_networks
+from rl_training.algorithms.config import LearningRate
+from rl_training.algorithms.sac import SAC, SACConfig, sac_loss, sac_networks
+from rl_training.algorithms.sources import PriorSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.mlp_sac import MLPSACModel
@@ -30,7 +29,7 @@ PRETRAINING = 2
 """Added to the phase while only prior rows are drawn: such batches are not compiled for."""
 
 
-class RLPDConfig(SACSettings, PriorDataConfig):
+class RLPDConfig(SACConfig):
     """Settings of RLPD; defaults are the paper's for locomotion."""
 
     learning_starts: NonNegativeInt = 5_000
@@ -61,7 +60,8 @@ class RLPDConfig(SACSettings, PriorDataConfig):
 class RLPD(SAC):
     """SAC with prior data, a normalised ensemble and many updates per step."""
 
-    config_class: ClassVar[type[RLPDConfig]] = RLPDConfig
+    config_class = RLPDConfig
+    parts = (LearningRate, PriorSettings)
     config: RLPDConfig
     model: MLPSACModel
     actor_metrics = ("actor_loss", "q_mean", "entropy")
@@ -74,11 +74,12 @@ class RLPD(SAC):
     @property
     def is_pretraining(self) -> bool:
         """Whether the next update is made before there is any own experience."""
-        return self.num_updates.value < self.config.offline_pretrain_updates
+        return self.num_updates.value < self.part(PriorSettings).offline_pretrain_updates
 
     def moves_actor(self) -> bool:
         """Whether the next update ends a round; they are counted anew after pretraining."""
-        first = 0 if self.is_pretraining else self.config.offline_pretrain_updates
+        before = self.part(PriorSettings).offline_pretrain_updates
+        first = 0 if self.is_pretraining else before
         return (self.num_updates.value - first + 1) % self.actor_delay == 0
 
     def phase(self) -> int:

@@ -20,21 +20,21 @@ from torch import Tensor, nn
 from rl_training.algorithms.actor_critic import (
     ActorCritic,
     ActorCriticConfig,
-    ActorCriticSettings,
     Loss,
     networks_of,
 )
+from rl_training.algorithms.config import LearningRate
 from rl_training.algorithms.losses import td_target
-from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.algorithms.sources import TransitionReplay
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.heads import tanh_gaussian_sample
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.validation import Number, PositiveFloat
+from rl_training.validation import Number, PositiveFloat, Settings
 
 
-class SoftSettings(ActorCriticSettings):
-    """Settings of the soft actor-critic but the step size of its critics."""
+class SACConfig(ActorCriticConfig):
+    """Settings of SAC, wherever its data comes from."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"alpha", "initial_alpha", "target_entropy"})
 
@@ -46,19 +46,12 @@ class SoftSettings(ActorCriticSettings):
     """Entropy a learned temperature aims at; null means -A, one nat below uniform per dimension."""
 
 
-class SACSettings(SoftSettings, ActorCriticConfig):
-    """Settings of the soft actor-critic, wherever its data comes from."""
-
-
-class SACConfig(SACSettings, ReplayConfig):
-    """Settings of SAC."""
-
-
 class SAC(ActorCritic):
     """Soft actor-critic with fixed or learned temperature."""
 
-    config_class: ClassVar[type[SoftSettings]] = SACConfig
-    config: SoftSettings
+    config_class: ClassVar[type[Settings]] = SACConfig
+    parts: ClassVar[tuple[type[Settings], ...]] = (LearningRate, TransitionReplay)
+    config: SACConfig
     model: MLPSACModel
 
     def setup(self) -> None:

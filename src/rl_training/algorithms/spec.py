@@ -16,7 +16,7 @@ from torch import nn
 
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.config import AlgoConfig
-from rl_training.algorithms.online_config import OfflineToOnlineConfig, replay_settings
+from rl_training.algorithms.sources import OfflineToOnlineSettings, replay_settings
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError, RLTrainingError, SpecMismatch
 from rl_training.rng import Rng, ShapeRng, TooManyDrawsError
@@ -62,13 +62,13 @@ class AlgorithmSpec:
 
     @property
     def config_class(self) -> type[AlgoConfig]:
-        """The settings class, as the learner declares it."""
-        return self.learner.config_class
+        """The class of all its settings, as the learner declares them."""
+        return self.learner.settings_class()
 
     @property
     def continues_online(self) -> bool:
         """Whether an offline method may go on online with its own update: its settings say how."""
-        return issubclass(self.config_class, OfflineToOnlineConfig)
+        return issubclass(self.config_class, OfflineToOnlineSettings)
 
     @property
     def loop_phases(self) -> tuple[Phase, ...]:

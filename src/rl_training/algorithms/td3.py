@@ -21,15 +21,16 @@ from torch import Tensor
 
 from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss, networks_of
 from rl_training.algorithms.base import ActingState, frozen_copy, polyak_update
+from rl_training.algorithms.config import LearningRate
 from rl_training.algorithms.losses import td_target
-from rl_training.algorithms.replay_config import ReplayConfig
+from rl_training.algorithms.sources import TransitionReplay
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.mlp_td3 import MLPTD3Model
-from rl_training.validation import NonNegativeFloat, NonNegativeInt, PositiveInt
+from rl_training.validation import NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
 
 
-class TD3Settings(ActorCriticConfig):
+class TD3Config(ActorCriticConfig):
     """Settings of TD3, wherever its data comes from."""
 
     varying: ClassVar[frozenset[str]] = frozenset(
@@ -46,8 +47,8 @@ class TD3Settings(ActorCriticConfig):
     """Deviation of the noise on actions that explore, in learner units; 0 does not explore."""
 
 
-class TD3Config(TD3Settings, ReplayConfig):
-    """Settings of TD3; defaults are those of the authors' code for locomotion."""
+class TD3Replay(TransitionReplay):
+    """How TD3 keeps and paces experience; defaults are those of the authors' code."""
 
     learning_starts: NonNegativeInt = 25_000
     """Steps of uniformly random actions before the first update."""
@@ -56,8 +57,9 @@ class TD3Config(TD3Settings, ReplayConfig):
 class TD3(ActorCritic):
     """Twin critics and a deterministic policy that moves less often than they do."""
 
-    config_class: ClassVar[type[TD3Settings]] = TD3Config
-    config: TD3Settings
+    config_class: ClassVar[type[Settings]] = TD3Config
+    parts: ClassVar[tuple[type[Settings], ...]] = (LearningRate, TD3Replay)
+    config: TD3Config
     model: MLPTD3Model
     actor_metrics: ClassVar[tuple[str, ...]] = ("actor_loss",)
 

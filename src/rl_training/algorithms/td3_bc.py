@@ -17,15 +17,16 @@ from typing import ClassVar
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import Loss
-from rl_training.algorithms.online_config import OfflineToOnlineConfig
+from rl_training.algorithms.config import LearningRate
+from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
-from rl_training.algorithms.td3 import TD3, TD3Settings, td3_loss, td3_networks
+from rl_training.algorithms.td3 import TD3, TD3Config, td3_loss, td3_networks
 from rl_training.data.batch import TransitionBatch
 from rl_training.state import Scalar
 from rl_training.validation import Fraction, PositiveFloat
 
 
-class TD3BCConfig(TD3Settings, OfflineToOnlineConfig):
+class TD3BCConfig(TD3Config):
     """Settings of TD3+BC."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"bc_alpha"})
@@ -41,7 +42,8 @@ class TD3BCConfig(TD3Settings, OfflineToOnlineConfig):
 class TD3BC(TD3):
     """TD3 whose policy is also pulled to the actions of the data."""
 
-    config_class: ClassVar[type[TD3BCConfig]] = TD3BCConfig
+    config_class = TD3BCConfig
+    parts = (LearningRate, OfflineToOnlineSettings)
     config: TD3BCConfig
     actor_metrics = ("actor_loss", "bc_loss", "q_weight")
 
@@ -53,7 +55,7 @@ class TD3BC(TD3):
     def set_progress(self, progress: float) -> None:
         """Move the schedules, and online the weight of cloning."""
         super().set_progress(progress)
-        if self.config.online is not None:
+        if self.part(OfflineToOnlineSettings).online is not None:
             self.cloning.set(1 + (self.config.cloning_end - 1) * self.progress)
 
     def actor_loss(self, batch: TransitionBatch) -> Loss:

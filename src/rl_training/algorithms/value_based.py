@@ -23,23 +23,21 @@ from rl_training.algorithms.base import (
 )
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.pixel_config import PixelConfig
-from rl_training.algorithms.replay_config import ReplayConfig
 from rl_training.algorithms.schedules import linear
+from rl_training.algorithms.sources import TransitionReplay
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.layers import fresh_noise, noisy_layers
 from rl_training.state import Scalar
-from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Sizes
+from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Settings, Sizes
 
 KEEP_TARGET, MOVE_TARGET = 0, 1
 
 
-class ValueBasedSettings(AlgoConfig):
+class ValueBasedConfig(AlgoConfig):
     """Settings of every value-based learner, wherever its data comes from."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"learning_rate", "tau"})
 
-    batch_size: PositiveInt = 64
-    """Transitions per gradient step and seed."""
     hidden_sizes: Sizes = (64, 64)
     """Widths of the hidden layers."""
     learning_rate: PositiveFloat = 1e-3
@@ -58,11 +56,18 @@ class ValueBasedSettings(AlgoConfig):
     """Share of random actions in stochastic evaluation (`eval_deterministic: false`)."""
 
 
-class ValueBasedConfig(PixelConfig, ValueBasedSettings, ReplayConfig):
-    """Settings of every value-based learner that explores."""
+class ValueReplay(TransitionReplay):
+    """How a value-based learner keeps and draws experience."""
 
     buffer_capacity: PositiveInt = 100_000
     """Transitions kept; the oldest are overwritten."""
+    batch_size: PositiveInt = 64
+    """Transitions per gradient step and seed."""
+
+
+class Exploration(Settings):
+    """How a value-based learner explores."""
+
     noisy: bool = False
     """Explore by learned noise on the weights (Fortunato et al., 2018); epsilon is then 0."""
     epsilon_start: Fraction = 1.0
@@ -76,7 +81,8 @@ class ValueBasedConfig(PixelConfig, ValueBasedSettings, ReplayConfig):
 class ValueBased(TransitionLearner):
     """TD regression of a Q-network with a target network."""
 
-    config: ValueBasedSettings
+    config: ValueBasedConfig
+    parts: ClassVar[tuple[type[Settings], ...]] = (Exploration, PixelConfig, ValueReplay)
     network_names: ClassVar[tuple[str, ...]] = ("q_network",)
     q_network: Any  # a network over observations with `action_dim`
 
@@ -91,7 +97,7 @@ class ValueBased(TransitionLearner):
             id(network): noisy_layers(network)
             for network in (self.value_network, self.target_network)
         }
-        if isinstance(self.config, ValueBasedConfig):
+        if isinstance(self.config, Exploration):
             self.share_random = Scalar(1.0, self.device)
 
     @property
@@ -134,7 +140,7 @@ class ValueBased(TransitionLearner):
     def set_progress(self, progress: float) -> None:
         """Move the learning rate and epsilon."""
         super().set_progress(progress)
-        if isinstance(self.config, ValueBasedConfig):
+        if isinstance(self.config, Exploration):
             self.share_random.set(self.epsilon())
 
     def epsilon(self) -> float:
@@ -143,7 +149,7 @@ class ValueBased(TransitionLearner):
         An update reads `share_random.tensor`: this number would be a constant of its program.
         """
         config = self.config
-        if not isinstance(config, ValueBasedConfig) or config.noisy:
+        if not isinstance(config, Exploration) or config.noisy:
             return 0.0
         span = config.exploration_fraction
         done = 1.0 if span == 0 else self.progress / span
@@ -152,12 +158,12 @@ class ValueBased(TransitionLearner):
     def schedule_values(self, index: int = 0) -> dict[str, float]:
         """Return the learning rate, and epsilon where the settings have one."""
         values = super().schedule_values(index)
-        explores = isinstance(self.config, ValueBasedConfig)
+        explores = isinstance(self.config, Exploration)
         return values | {"epsilon": self.epsilon()} if explores else values
 
     def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Choose the best action, or when exploring, with probability epsilon, a random one."""
-        if not explore or not isinstance(self.config, ValueBasedConfig):
+        if not explore or not isinstance(self.config, Exploration):
             return self.q_values(obs).argmax(-1)
         best = self.best_of_drawn(obs)
         return best if self.config.noisy else self.epsilon_greedy(best, self.share_random.tensor)

@@ -18,7 +18,7 @@ class Demonstrations(LoopPhase):
         """Load the demonstrations."""
         assert isinstance(learner, GAIL)
         self.learner = learner
-        self._shown, self._notes = load_buffer(learner, session.env_spec, session.seeds)
+        self._shown, self._notes = load_buffer(learner, session.env_spec)
         learner.attach(self._shown)
 
     def parts(self) -> dict[str, DatasetBuffer]:

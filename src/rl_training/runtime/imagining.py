@@ -8,15 +8,21 @@ Shapes: S seeds, B starts, K imagined rows, M members.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner
+from rl_training.algorithms.dynamics.imagination import (
+    Imagination,
+    Rules,
+    imagination_of,
+    rows_that_count,
+)
 from rl_training.algorithms.dynamics.loss import buffer_rows
 from rl_training.algorithms.dynamics.rollout import Imagined, TransitionFunction
-from rl_training.algorithms.imagining import Imagining, Rules, rows_that_count
 from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.data.replay.synthetic import SyntheticBuffer
@@ -34,7 +40,7 @@ from rl_training.runtime.session import Session
 from rl_training.state import Counter, Stateful, transient
 
 
-class Imagination(LoopPhase, Stateful):
+class ImaginationPhase(LoopPhase, Stateful):
     """Keeps a learner's model and its imagined transitions up to date."""
 
     def __init__(self, session: Session, learner: AnyLearner, real: ReplayBuffer | None) -> None:
@@ -48,21 +54,28 @@ class Imagination(LoopPhase, Stateful):
         Raises:
             RLTrainingError: For rules of the task that are not known, too little data or memory.
         """
-        assert isinstance(learner, Imagining)
+        imagination = imagination_of(learner)
+        assert imagination is not None
         assert real is not None
         if isinstance(real, DatasetBuffer):  # a replay is filled later
-            learner.dynamics.require_rows(len(real))
+            imagination.trainer.require_rows(len(real))
         # Parts of the checkpoint of their own, which are not saved once more within this one.
         self.session, self._learner, self._real = session, transient(learner), transient(real)
-        self.rules = rules_for(learner, real, session.env_spec, session.config.env_kwargs)
-        self._buffer = transient(synthetic_buffer(learner, real))
+        self._imagination = transient(imagination)
+        self.rules = rules_for(imagination, real, session.env_spec, session.config.env_kwargs)
+        self._buffer = transient(synthetic_buffer(imagination, real))
         self.fits, self.refreshes = Counter(), Counter()
         self._model: ModelRunner | None = None
 
     @property
-    def learner(self) -> Imagining:
+    def learner(self) -> AnyLearner:
         """Whose model it is."""
         return self._learner.value
+
+    @property
+    def imagination(self) -> Imagination:
+        """The model, and what is imagined in it."""
+        return self._imagination.value
 
     @property
     def buffer(self) -> SyntheticBuffer:
@@ -84,13 +97,13 @@ class Imagination(LoopPhase, Stateful):
 
     def stops(self) -> list[int]:
         """Return the next steps at which the model is fitted or rolled out."""
-        config, step = self.learner.config, self.session.step
+        config, step = self.imagination.config, self.session.step
         found = (times.next_after(step) for times in (config.fit_times, config.refresh_times))
         return [time for time in found if time is not None]
 
     def before_pass(self, runner: ReplayRunner) -> None:
         """Fit the model and imagine anew, when they are due at this step."""
-        config, step = self.learner.config, self.session.step
+        config, step = self.imagination.config, self.session.step
         due = config.fit_times.due(step)
         if due > self.fits.value:
             self._fit(runner)
@@ -102,26 +115,28 @@ class Imagination(LoopPhase, Stateful):
 
     def _fit(self, runner: ReplayRunner) -> None:
         if self._model is None:
-            self._model = ModelRunner(self.learner, runner)
+            self._model = ModelRunner(self.learner, self.imagination, runner)
         rows = buffer_rows(self.real)
         found = self._model.fit(rows, self.session.pause)
-        self.session.log_extra("model", per_seed(fit_health(self.learner, self.real, rows, found)))
+        self.session.log_extra(
+            "model", per_seed(fit_health(self.imagination, self.real, rows, found))
+        )
 
     def _refresh(self) -> None:
-        learner, config, step = self.learner, self.learner.config, self.session.step
+        learner, imagination, step = self.learner, self.imagination, self.session.step
+        config = imagination.config
         horizon = config.horizon(step)
-        made = learner.imagine(self.starts(), horizon, self.rules)
+        policy = partial(learner.act, explore=True)
+        made = imagination.rollout(policy, learner.rng, self.starts(), horizon, self.rules)
         counted = rows_that_count(made)
-        self.buffer.extend(
-            fields_of(counted, learner.imagined_reward(counted)), config.kept_at(step)
-        )
-        found = rollout_health(learner, self.real, made, horizon)
+        self.buffer.extend(fields_of(counted, imagination.worth(counted)), config.kept_at(step))
+        found = rollout_health(imagination, self.real, made, horizon)
         self.session.log_extra("imagined", per_seed(found))
 
     def starts(self) -> Tensor:
         """Draw real states to start from, `[S, B, D]`."""
         learner, real = self.learner, self.real
-        index = real.draw_rows(learner.rng, learner.config.rollout_batch_size)
+        index = real.draw_rows(learner.rng, self.imagination.config.rollout_batch_size)
         return take_rows(real.rows["obs"].expand(learner.num_seeds, -1, -1), index)
 
 
@@ -131,35 +146,35 @@ def fields_of(made: Imagined, reward: Tensor) -> dict[str, Tensor]:
     return {name: getattr(made, name) for name in names} | {"reward": reward}
 
 
-def synthetic_buffer(learner: Imagining, real: ReplayBuffer) -> SyntheticBuffer:
-    """Allocate the imagined transitions of a learner beside its real ones.
+def synthetic_buffer(imagination: Imagination, real: ReplayBuffer) -> SyntheticBuffer:
+    """Allocate imagined transitions beside the real ones.
 
     Raises:
         ConfigError: When they do not fit into memory, or the real ones are not in memory.
     """
-    config, model = learner.config, learner.dynamics_model
+    config, model, seeds = imagination.config, imagination.model, imagination.seeds
     if isinstance(real, DatasetBuffer) and real.is_mapped:
         raise ConfigError(
             "the dataset stays on disk (algo_kwargs.dataset_storage), but a model of the dynamics "
             "is fitted to rows in memory; set dataset_storage to device, or take less data"
         )
     width = 2 * model.obs_dim + model.action_dim + 3
-    needed = 4 * width * config.synthetic_capacity * learner.num_seeds
+    needed = 4 * width * config.synthetic_capacity * len(seeds)
     what = f"the buffer of {config.synthetic_capacity} imagined transitions"
     advice = "set algo_kwargs.synthetic_buffer_capacity, or fewer and shorter roll-outs"
-    require_free(needed, what, learner.device, advice)
+    require_free(needed, what, imagination.device, advice)
     return SyntheticBuffer(
         config.synthetic_capacity,
         (model.obs_dim,),
         (model.action_dim,),
         real=real,
         real_ratio=1 - config.synthetic_batch_ratio,
-        seeds=learner.seeds,
+        seeds=seeds,
     )
 
 
 def rules_for(
-    learner: Imagining, real: ReplayBuffer, env: EnvSpec, env_kwargs: dict[str, Any]
+    imagination: Imagination, real: ReplayBuffer, env: EnvSpec, env_kwargs: dict[str, Any]
 ) -> Rules:
     """Return what is known of the task, as the settings name it.
 
@@ -167,7 +182,7 @@ def rules_for(
         ConfigError: When nothing says where episodes end, or no reward is known.
         EnvError: For an own function that cannot be used.
     """
-    config, device = learner.config, learner.device
+    config, device = imagination.config, imagination.device
     termination: TransitionFunction | None = None
     if not (config.model_learn_terminations and config.termination_function == "auto"):
         termination = termination_for(env, env_kwargs, config.termination_function, device)

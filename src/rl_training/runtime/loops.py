@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
-from rl_training.algorithms.online_config import replay_settings
-from rl_training.algorithms.replay_config import ReplaySettings
+from rl_training.algorithms.sources import ReplaySettings, replay_settings
 from rl_training.algorithms.spec import Loop, Phase
 from rl_training.data.batch import RolloutBatch
 from rl_training.data.replay.storage import ReplayBuffer
@@ -26,7 +25,7 @@ from rl_training.runtime.collector import Collector
 from rl_training.runtime.compile.runner import ReplayRunner, RolloutRunner
 from rl_training.runtime.demonstrations import Demonstrations
 from rl_training.runtime.health.world_model import WorldModelHealth
-from rl_training.runtime.imagining import Imagination
+from rl_training.runtime.imagining import ImaginationPhase
 from rl_training.runtime.phases import LoopPhase, Phases
 from rl_training.runtime.prior import BLOCK, PriorData, pretrain_updates
 from rl_training.runtime.replay import load_buffer, make_replay
@@ -38,7 +37,7 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     """Step the environments, keep what happened, and learn from draws of it."""
     config = replay_settings(learner.config)
     assert config is not None
-    replay = make_replay(config, envs.spec, envs.num_envs, session.seeds, learner.device)
+    replay = make_replay(config, envs.spec, envs.num_envs, learner)
     collector = Collector(envs, learner.device)
     phases = phases_of(session, learner, replay)
     batches = phases.batches(replay)
@@ -132,7 +131,7 @@ def gather_rollout(collector: Collector, learner: OnPolicyLearner, num_steps: in
 
 def run_offline(session: Session, learner: AnyLearner) -> TrainResult:
     """Learn from a fixed dataset; steps are gradient steps."""
-    buffer, notes = load_buffer(learner, session.env_spec, session.seeds)
+    buffer, notes = load_buffer(learner, session.env_spec)
     phases = phases_of(session, learner, buffer)
     batches = phases.batches(buffer)
     session.register(learner, replay=buffer, **phases.parts())
@@ -154,7 +153,7 @@ def run_offline(session: Session, learner: AnyLearner) -> TrainResult:
 
 PHASES: dict[Phase, type[LoopPhase]] = {
     Phase.PRIOR_DATA: PriorData,
-    Phase.IMAGINATION: Imagination,
+    Phase.IMAGINATION: ImaginationPhase,
     Phase.WORLD_MODEL_HEALTH: WorldModelHealth,
     Phase.DEMONSTRATIONS: Demonstrations,
 }

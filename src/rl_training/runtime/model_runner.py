@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
+from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.dynamics.fit import DynamicsTrainer
-from rl_training.algorithms.imagining import Imagining
+from rl_training.algorithms.dynamics.imagination import Imagination
 from rl_training.runtime.compile.cuda_graph import CapturedCall
 from rl_training.runtime.compile.programs import (
     MASKED_MODEL_STEP,
@@ -27,13 +28,13 @@ from rl_training.runtime.compile.runner import EAGER_SECONDS, ReplayRunner, seco
 class ModelRunner:
     """Takes the gradient steps of a learner's model."""
 
-    def __init__(self, learner: Imagining, runner: ReplayRunner) -> None:
-        self.learner, self.runner = learner, runner
+    def __init__(self, learner: AnyLearner, imagination: Imagination, runner: ReplayRunner) -> None:
+        self.learner, self.imagination, self.runner = learner, imagination, runner
         self._programs: dict[str, Callable[..., Any]] | None = None
 
     def fit(self, rows: Tensor, pause: Callable[[], None]) -> dict[str, Tensor]:
         """Fit the model to the table `rows`; `pause` is called between epochs and may leave."""
-        trainer = self.learner.dynamics
+        trainer = self.imagination.trainer
 
         def on_epoch(_: DynamicsTrainer) -> None:
             pause()
@@ -41,12 +42,12 @@ class ModelRunner:
 
         self._choose(rows)
         try:
-            return self.learner.fit_model(rows, on_epoch)
+            return self.imagination.fit(rows, on_epoch)
         finally:
             trainer.run_step = trainer.step
 
     def _choose(self, rows: Tensor) -> None:
-        trainer = self.learner.dynamics
+        trainer = self.imagination.trainer
         steps = trainer.epoch.value * trainer.epoch_steps(rows)
         trainer.run_step = self._step if self._is_due(steps) else trainer.step
 
@@ -55,8 +56,8 @@ class ModelRunner:
         first = self.runner.first_update
         if first == math.inf:
             return False
-        size = self.learner.config.model_batch_size
-        seconds = seconds_on_cpu([self.learner.dynamics.optimizer], size)
+        size = self.imagination.config.model_batch_size
+        seconds = seconds_on_cpu([self.imagination.trainer.optimizer], size)
         return self.learner.num_updates.value >= first or steps * seconds >= EAGER_SECONDS
 
     def _step(self, rows: Tensor, active: Tensor | None = None) -> dict[str, Tensor]:
@@ -68,8 +69,8 @@ class ModelRunner:
                 for name, program in found.items()
             }
         name = MODEL_STEP if active is None else MASKED_MODEL_STEP
-        if name not in self._programs or rows.shape != model_batch_shape(self.learner):
-            return self.learner.dynamics.step(rows, active)
+        if name not in self._programs or rows.shape != model_batch_shape(self.imagination):
+            return self.imagination.trainer.step(rows, active)
         arguments = (rows,) if active is None else (rows, active)
         result: dict[str, Tensor] = self._programs[name](*arguments)
         return result

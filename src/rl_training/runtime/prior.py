@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl_training.algorithms.base import AnyLearner
-from rl_training.algorithms.prior_config import PriorDataConfig
+from rl_training.algorithms.sources import PriorSettings
 from rl_training.data.replay.prior import WithPrior
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.runtime.compile.runner import ReplayRunner
@@ -51,7 +51,7 @@ class PriorData(LoopPhase):
     def counts(self) -> dict[str, float]:
         """Return the updates done on prior data alone, and the rows of a batch."""
         config = self.learner.config
-        if not isinstance(config, PriorDataConfig) or not isinstance(self.replay, WithPrior):
+        if not isinstance(config, PriorSettings) or not isinstance(self.replay, WithPrior):
             return {}
         offline = self.replay.prior_rows(config.batch_size)
         done = min(self.learner.num_updates.value, config.offline_pretrain_updates)
@@ -65,4 +65,4 @@ class PriorData(LoopPhase):
 def pretrain_updates(learner: AnyLearner) -> int:
     """Return how many updates a learner does before the first environment step."""
     config = learner.config
-    return config.offline_pretrain_updates if isinstance(config, PriorDataConfig) else 0
+    return config.offline_pretrain_updates if isinstance(config, PriorSettings) else 0

@@ -10,9 +10,13 @@ import psutil
 import torch
 
 from rl_training.algorithms.base import AnyLearner
-from rl_training.algorithms.offline_config import OfflineConfig
-from rl_training.algorithms.prior_config import PriorDataConfig
-from rl_training.algorithms.replay_config import ReplayConfig, ReplaySettings, SequenceSettings
+from rl_training.algorithms.sources import (
+    OfflineSettings,
+    PriorSettings,
+    ReplaySettings,
+    SequenceReplay,
+    TransitionReplay,
+)
 from rl_training.data.datasets.blocks import COLUMNS, RowSource
 from rl_training.data.datasets.config import DatasetStorage, open_configured
 from rl_training.data.datasets.expert_config import ExpertSettings, load_expert
@@ -40,8 +44,7 @@ def make_replay(
     config: ReplaySettings,
     spec: EnvSpec,
     num_envs: int,
-    seeds: tuple[int, ...],
-    device: torch.device,
+    learner: AnyLearner,
     prior: RowSource | None = None,
 ) -> ReplayBuffer:
     """Build the replay buffer that the settings ask for.
@@ -50,25 +53,24 @@ def make_replay(
         config: The settings.
         spec: The task.
         num_envs: Environments per seed.
-        seeds: One per member.
-        device: Of the learner.
+        learner: Whose seeds, device and discount it has.
         prior: Rows in place of the prior data that the settings name.
     """
-    if isinstance(config, SequenceSettings):
+    if isinstance(config, SequenceReplay):
         kind: Callable[..., ReplayBuffer] = RecurrentReplayBuffer
         dtype = torch.uint8 if _has_images(spec) else torch.float32
         extra: dict[str, Any] = {"sequence_length": config.batch_length, "obs_dtype": dtype}
     else:
         kind, extra = _of_transitions(config, spec)
-    if isinstance(config, PriorDataConfig):
+    if isinstance(config, PriorSettings):
         kind = MixedPrioritizedReplayBuffer if config.prioritized else MixedReplayBuffer
-        rows = open_prior(config, spec, device) if prior is None else prior
-        extra["prior"] = dataset_buffer(rows, config, seeds, device)
+        rows = open_prior(config, spec, learner.device) if prior is None else prior
+        extra["prior"] = dataset_buffer(rows, learner, n_step=config.n_step)
         if config.offline_batch_ratio == "union":
             kind = UnionReplayBuffer
         else:
             extra["prior_ratio"] = config.offline_batch_ratio
-    return _replay(kind, extra, config, spec, num_envs=num_envs, seeds=seeds, device=device)
+    return _replay(kind, extra, config, spec, num_envs=num_envs, learner=learner)
 
 
 def _of_transitions(
@@ -94,7 +96,7 @@ def _of_transitions(
 
 def _drawing(config: ReplaySettings) -> dict[str, Any]:
     """Return how a learner of values draws; others take single steps as they are, uniformly."""
-    if not isinstance(config, ReplayConfig):
+    if not isinstance(config, TransitionReplay):
         return {}
     names = ["n_step", "reward_scale", "reward_shift"]
     if config.prioritized:
@@ -104,7 +106,7 @@ def _drawing(config: ReplaySettings) -> dict[str, Any]:
 
 def _keeps_frames(config: ReplaySettings, spec: EnvSpec) -> bool:
     """Tell whether frames are kept once: of images, where no prior data stands beside them."""
-    return _has_images(spec) and not isinstance(config, PriorDataConfig)
+    return _has_images(spec) and not isinstance(config, PriorSettings)
 
 
 def _has_images(spec: EnvSpec) -> bool:
@@ -118,22 +120,21 @@ def _replay(
     spec: EnvSpec,
     *,
     num_envs: int,
-    seeds: tuple[int, ...],
-    device: torch.device,
+    learner: AnyLearner,
 ) -> ReplayBuffer:
     discrete = spec.action_kind == "discrete"
     row = _row_bytes(config, spec)
-    needed = row * config.buffer_capacity * len(seeds)
-    require_free(needed, f"algo_kwargs.buffer_capacity {config.buffer_capacity}", device)
+    needed = row * config.buffer_capacity * learner.num_seeds
+    require_free(needed, f"algo_kwargs.buffer_capacity {config.buffer_capacity}", learner.device)
     return kind(
         config.buffer_capacity,
         spec.obs_shape,
         () if discrete else (spec.action_dim,),
         action_dtype=torch.int64 if discrete else torch.float32,
         num_envs=num_envs,
-        seeds=seeds,
-        gamma=config.gamma,
-        device=device,
+        seeds=learner.seeds,
+        gamma=learner.config.gamma,
+        device=learner.device,
         **extra,
     )
 
@@ -141,7 +142,7 @@ def _replay(
 def _row_bytes(config: ReplaySettings, spec: EnvSpec) -> int:
     """Return the memory of one transition; the extra frames of a frame replay are few."""
     size = math.prod(spec.obs_shape)
-    if isinstance(config, SequenceSettings):
+    if isinstance(config, SequenceReplay):
         size += size // SHARE_OF_STARTS
         return size * (1 if _has_images(spec) else 4) + 4 * (spec.action_dim + 4)
     if _keeps_frames(config, spec):
@@ -167,7 +168,7 @@ def require_free(
         )
 
 
-def open_prior(config: PriorDataConfig, spec: EnvSpec, device: torch.device) -> DatasetView:
+def open_prior(config: PriorSettings, spec: EnvSpec, device: torch.device) -> DatasetView:
     """Open the prior data that the settings name, which must fit onto the device.
 
     Raises:
@@ -178,29 +179,26 @@ def open_prior(config: PriorDataConfig, spec: EnvSpec, device: torch.device) -> 
     return view
 
 
-def load_buffer(
-    learner: AnyLearner, spec: EnvSpec, seeds: tuple[int, ...]
-) -> tuple[DatasetBuffer, tuple[str, ...]]:
+def load_buffer(learner: AnyLearner, spec: EnvSpec) -> tuple[DatasetBuffer, tuple[str, ...]]:
     """Load the dataset that the settings name; also returns what there is to say about it."""
-    settings = learner.config
-    if isinstance(settings, ExpertSettings):
-        return _expert_buffer(settings, learner, spec, seeds)
-    assert isinstance(settings, OfflineConfig)
+    if isinstance(learner.config, ExpertSettings):
+        return _expert_buffer(learner.config, learner, spec)
+    settings = learner.part(OfflineSettings)
     view = open_configured(settings, spec, room=_free_bytes(torch.device("cpu")))
     mapped = stays_on_disk(settings.dataset_storage, view, learner.device)
-    buffer = dataset_buffer(view, settings, seeds, learner.device, mapped=mapped)
+    buffer = dataset_buffer(view, learner, n_step=settings.n_step, mapped=mapped)
     said = f"the dataset stays on disk: {view.name} is read batch by batch"
     return buffer, (*view.notes, said) if mapped else view.notes
 
 
 def _expert_buffer(
-    settings: ExpertSettings, learner: AnyLearner, spec: EnvSpec, seeds: tuple[int, ...]
+    settings: ExpertSettings, learner: AnyLearner, spec: EnvSpec
 ) -> tuple[DatasetBuffer, tuple[str, ...]]:
     """Load demonstrations, which are small: they always lie on the device."""
     expert = load_expert(settings, spec)
     require_free(_device_bytes(expert), f"the dataset {expert.name}", learner.device)
     gamma = learner.config.gamma
-    buffer = DatasetBuffer(expert, seeds=seeds, gamma=gamma, device=learner.device)
+    buffer = DatasetBuffer(expert, seeds=learner.seeds, gamma=gamma, device=learner.device)
     return buffer, expert.notes
 
 
@@ -232,13 +230,9 @@ def _device_bytes(rows: RowSource) -> int:
 
 
 def dataset_buffer(
-    rows: RowSource,
-    settings: OfflineConfig | PriorDataConfig,
-    seeds: tuple[int, ...],
-    device: torch.device,
-    *,
-    mapped: bool = False,
+    rows: RowSource, learner: AnyLearner, *, n_step: int, mapped: bool = False
 ) -> DatasetBuffer:
     """Build the buffer of recorded rows."""
     kind = MappedBuffer if mapped else DatasetBuffer
-    return kind(rows, seeds=seeds, gamma=settings.gamma, n_step=settings.n_step, device=device)
+    seeds, gamma, device = learner.seeds, learner.config.gamma, learner.device
+    return kind(rows, seeds=seeds, gamma=gamma, n_step=n_step, device=device)

@@ -5,11 +5,8 @@ Eager and compiled runs execute this same function; `runtime/compile` only decid
 
 from __future__ import annotations
 
-from typing import cast
-
 from rl_training.algorithms.base import AnyLearner, StepOutput
-from rl_training.algorithms.offline_config import OfflineConfig
-from rl_training.algorithms.replay_config import ReplaySettings
+from rl_training.algorithms.sources import OfflineSettings, ReplaySettings
 from rl_training.data.replay.storage import ReplayBuffer
 
 
@@ -27,7 +24,7 @@ def rows_per_update(learner: AnyLearner) -> int:
     settings = learner.config
     if isinstance(settings, ReplaySettings):
         return settings.rows_per_update
-    return cast(OfflineConfig, settings).batch_size
+    return learner.part(OfflineSettings).batch_size
 
 
 def steps_per_update(learner: AnyLearner) -> int:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.gail import GAIL
-from rl_training.algorithms.replay_config import SequenceSettings
+from rl_training.algorithms.sources import SequenceReplay
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch, SequenceBatch, TransitionBatch
 from rl_training.envs.probe import probe_env
@@ -165,7 +165,7 @@ def build(
     config = spec.config_class(**small_settings(spec, **settings))
     learner = spec.build(env, config, seeds, varied=varied)
     if isinstance(learner, GAIL):
-        learner.attach(load_buffer(learner, env, seeds)[0])
+        learner.attach(load_buffer(learner, env)[0])
     return learner, env
 
 
@@ -183,7 +183,7 @@ def make_batch(algo: str, env: EnvSpec, seeds: tuple[int, ...], key: int = 0) ->
 def _one_seed(algo: str, env: EnvSpec, seed: int, key: int) -> Batch:
     spec = get_algorithm_spec(algo)
     generator = torch.Generator().manual_seed(1000 * seed + key)
-    sequences = issubclass(spec.config_class, SequenceSettings)
+    sequences = issubclass(spec.config_class, SequenceReplay)
     lead = (1, 16, 4) if spec.loop is Loop.ON_POLICY else (1, 8, 6) if sequences else (1, 8)
 
     def normal(*shape: int) -> Tensor:

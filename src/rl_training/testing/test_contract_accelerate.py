@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
-from rl_training.algorithms.imagining import Imagining
-from rl_training.algorithms.online_config import replay_settings
+from rl_training.algorithms.dynamics.imagination import imagination_of
+from rl_training.algorithms.sources import replay_settings
 from rl_training.algorithms.spec import Loop
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
@@ -57,7 +57,7 @@ def sources_of(
         return learner, env, rollout_sources(learner)
     names = list(get_algorithm_spec(algo).metrics)
     if replay_settings(learner.config) is None:
-        buffer, _ = load_buffer(learner, env, seeds)
+        buffer, _ = load_buffer(learner, env)
         learner.see_data(buffer)
         return learner, env, replay_sources(learner, with_imagined(learner, buffer), names)
     replay = filled_replay(learner, env, seeds)
@@ -67,7 +67,7 @@ def sources_of(
 def filled_replay(learner: AnyLearner, env: EnvSpec, seeds: tuple[int, ...]) -> ReplayBuffer:
     settings = replay_settings(learner.config)
     assert settings is not None
-    replay = make_replay(settings, env, 2, seeds, learner.device)
+    replay = make_replay(settings, env, 2, learner)
     fill(replay, env)
     generator = torch.Generator().manual_seed(1)
     priorities = torch.rand(len(seeds), 100, generator=generator)
@@ -77,9 +77,10 @@ def filled_replay(learner: AnyLearner, env: EnvSpec, seeds: tuple[int, ...]) -> 
 
 def with_imagined(learner: AnyLearner, real: ReplayBuffer) -> ReplayBuffer:
     """What batches are drawn from: real rows, mixed with others where the learner imagines."""
-    if not isinstance(learner, Imagining):
+    imagination = imagination_of(learner)
+    if imagination is None:
         return real
-    buffer = synthetic_buffer(learner, real)
+    buffer = synthetic_buffer(imagination, real)
     fill(buffer, None)
     return buffer
 

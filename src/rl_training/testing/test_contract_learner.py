@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rl_training.algorithms.imagining import Imagining
+from rl_training.algorithms.dynamics.imagination import imagination_of
 from rl_training.algorithms.optim import Adam
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError
@@ -48,8 +48,9 @@ def test_update_moves_every_trainable_tensor(algo: str, task: str) -> None:
     for key in range(3):
         batch = make_batch(algo, env, (0,), key)
         learner.update(batch)
-        if isinstance(learner, Imagining) and isinstance(batch, TransitionBatch):
-            learner.update_model(batch)
+        imagination = imagination_of(learner)
+        if imagination is not None and isinstance(batch, TransitionBatch):
+            imagination.update(batch)
     after = flat_state(learner.state_dict())
     assert names
     for name in names:

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.algorithms.gail.config import GAILConfig
-from rl_training.data.datasets.expert_config import load_expert
+from rl_training.data.datasets.expert_config import ExpertSettings, load_expert
 from rl_training.data.datasets.writers import save_dataset
 from rl_training.envs.probe import probe_env
 from rl_training.errors import ConfigError
@@ -114,9 +113,9 @@ def run_controls(
     )
 
 
-def _checked(config: TrainConfig) -> GAILConfig:
+def _checked(config: TrainConfig) -> ExpertSettings:
     settings = config.algo_config
-    if not isinstance(settings, GAILConfig):
+    if not isinstance(settings, ExpertSettings):
         raise ConfigError(f"gail-control needs a configuration of algo gail, got {config.algo!r}")
     if settings.expert_dataset_kind == "random":
         raise ConfigError(

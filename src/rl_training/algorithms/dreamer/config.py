@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from rl_training.algorithms.config import LRSchedule
-from rl_training.algorithms.replay_config import SequenceSettings
+from rl_training.algorithms.config import AlgoConfig, LRSchedule
 from rl_training.models.dreamer import SIZES, DreamerSize, LatentKind, SizeName
 from rl_training.validation import (
     LARGEST_INT,
@@ -22,7 +21,7 @@ from rl_training.validation import (
 )
 
 
-class DreamerConfig(SequenceSettings):
+class DreamerConfig(AlgoConfig):
     """Settings of Dreamer."""
 
     varying: ClassVar[frozenset[str]] = frozenset(

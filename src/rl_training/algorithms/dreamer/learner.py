@@ -14,8 +14,6 @@ Deviations: a plain GRU with RMS normalisation, not one in blocks; Adam with ada
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +32,7 @@ from rl_training.algorithms.dreamer.losses import (
 from rl_training.algorithms.losses import add_weighted
 from rl_training.algorithms.optim import Adam, minimize_together, seed_view
 from rl_training.algorithms.schedules import learning_rate_factor
+from rl_training.algorithms.sources import SequenceReplay
 from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import SequenceBatch
 from rl_training.envs.spec import EnvSpec
@@ -46,7 +45,8 @@ from rl_training.state import Scalar
 class Dreamer(ActsFromBelief):
     """A world model, and an actor-critic that learns inside it."""
 
-    config_class: ClassVar[type[DreamerConfig]] = DreamerConfig
+    config_class = DreamerConfig
+    parts = (SequenceReplay,)
     config: DreamerConfig
     critic: DreamerCritic
 

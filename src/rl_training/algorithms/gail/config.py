@@ -8,7 +8,6 @@ from pydantic import model_validator
 
 from rl_training.algorithms.gail.losses import RewardForm
 from rl_training.algorithms.ppo import PPOConfig
-from rl_training.data.datasets.expert_config import ExpertSettings
 from rl_training.validation import (
     Fraction,
     NonNegativeFloat,
@@ -19,8 +18,8 @@ from rl_training.validation import (
 )
 
 
-class GAILConfig(PPOConfig, ExpertSettings):
-    """Settings of GAIL: PPO's, the demonstrations, and those of the discriminator."""
+class GAILConfig(PPOConfig):
+    """Settings of GAIL: PPO's, and those of the discriminator."""
 
     varying: ClassVar[frozenset[str]] = frozenset(
         {"discriminator_learning_rate", "gradient_penalty"}

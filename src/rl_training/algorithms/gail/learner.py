@@ -31,11 +31,12 @@ from rl_training.algorithms.gail.losses import (
 )
 from rl_training.algorithms.losses import add_weighted
 from rl_training.algorithms.optim import Adam
-from rl_training.algorithms.pixel_config import encoder_for
+from rl_training.algorithms.pixel_config import PixelConfig, encoder_for
 from rl_training.algorithms.ppo import PPO, ppo_networks
 from rl_training.algorithms.ppo import SPEC as PPO_SPEC
 from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import RolloutBatch
+from rl_training.data.datasets.expert_config import ExpertSettings
 from rl_training.data.normalizer import RunningNorm
 from rl_training.data.replay.pairs import GeneratorReplay, Pairs
 from rl_training.data.replay.storage import ReplayBuffer
@@ -53,6 +54,7 @@ class GAIL(PPO):
     """PPO on the reward of a discriminator."""
 
     config_class = GAILConfig
+    parts = (ExpertSettings, PixelConfig)
     config: GAILConfig
     network_names = ("model", "discriminator")
     compiled = (*PPO.compiled, "discriminator_step")

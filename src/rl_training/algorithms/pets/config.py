@@ -6,10 +6,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from rl_training.algorithms.dynamics.config import EnsembleConfig
+from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.dynamics.rollout import Sampling
 from rl_training.algorithms.pets.planners import PlannerName, PlannerSettings
-from rl_training.algorithms.replay_config import ReplaySettings
 from rl_training.validation import (
     LARGEST_FLOAT,
     Fraction,
@@ -24,7 +23,7 @@ MOST_IMAGINED = 2**23
 """Steps that an iteration of a search may imagine, beyond which memory and time run out."""
 
 
-class PETSConfig(ReplaySettings, EnsembleConfig):
+class PETSConfig(AlgoConfig):
     """Settings of PETS."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"model_learning_rate"})

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import StepOutput
-from rl_training.algorithms.dynamics.config import dynamics_network
+from rl_training.algorithms.dynamics.config import EnsembleConfig, dynamics_network
 from rl_training.algorithms.dynamics.loss import (
     batch_rows,
     dealt_rows,
@@ -28,6 +28,7 @@ from rl_training.algorithms.dynamics.loss import (
 )
 from rl_training.algorithms.pets.config import PETSConfig
 from rl_training.algorithms.pets.planned import Planned
+from rl_training.algorithms.sources import ReplaySettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.replay.storage import ReplayBuffer
@@ -70,7 +71,8 @@ def pets_loss(model: nn.Module, batch: TransitionBatch) -> dict[str, Tensor]:
 class PETS(Planned):
     """Model learning, and planning in the model."""
 
-    config_class: ClassVar[type[PETSConfig]] = PETSConfig
+    config_class = PETSConfig
+    parts = (EnsembleConfig, ReplaySettings)
     config: PETSConfig
     network_names: ClassVar[tuple[str, ...]] = ("dynamics_model",)
 
@@ -101,7 +103,7 @@ class PETS(Planned):
         return StepOutput(metrics)
 
 
-def pets_networks(env: EnvSpec, config: PETSConfig, rng: Rng) -> dict[str, nn.Module]:
+def pets_networks(env: EnvSpec, config: EnsembleConfig, rng: Rng) -> dict[str, nn.Module]:
     """Build the ensemble."""
     return {"dynamics_model": dynamics_network(env, config, rng)}
 

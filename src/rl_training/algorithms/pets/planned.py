@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import ActingPart, ActingState, TransitionLearner
+from rl_training.algorithms.dynamics.config import EnsembleConfig
 from rl_training.algorithms.dynamics.rollout import TransitionFunction
 from rl_training.algorithms.pets.config import PETSConfig, check_planning
 from rl_training.algorithms.pets.planners import Bounds, search
@@ -80,7 +81,8 @@ class Planned(TransitionLearner):
         if config.reward_function != "learned":
             name = config.reward_function
             reward = reward_for(env, env_kwargs, name, device, may_import=may_import)
-        if not config.model_learn_terminations or config.termination_function != "auto":
+        learns_ends = self.part(EnsembleConfig).model_learn_terminations
+        if not learns_ends or config.termination_function != "auto":
             name = config.termination_function
             ends = termination_for(env, env_kwargs, name, device, may_import=may_import)
         return reward, ends

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import ActingState, AnyLearner, OnPolicyLearner, StepOutput
-from rl_training.algorithms.imagining import Imagining
-from rl_training.algorithms.online_config import replay_settings
+from rl_training.algorithms.dynamics.imagination import Imagination, imagination_of
+from rl_training.algorithms.sources import replay_settings
 from rl_training.data.batch import RolloutBatch, TransitionBatch
 from rl_training.data.replay.mapped import MappedBuffer
 from rl_training.data.replay.storage import ReplayBuffer
@@ -111,10 +111,11 @@ def _update_source(
 
 def model_sources(learner: AnyLearner) -> dict[str, Source]:
     """Return one gradient step of the model of the dynamics, for all seeds and for some."""
-    if not isinstance(learner, Imagining):
+    imagination = imagination_of(learner)
+    if imagination is None:
         return {}
-    trainer, owners = learner.dynamics, {"learner": learner}
-    shape = model_batch_shape(learner)
+    trainer, owners = imagination.trainer, {"learner": learner}
+    shape = model_batch_shape(imagination)
 
     def rows() -> Tensor:
         # Not zeros: a gradient that vanishes tells nothing when a program is compared.
@@ -130,11 +131,11 @@ def model_sources(learner: AnyLearner) -> dict[str, Source]:
     return {source.name: source for source in sources}
 
 
-def model_batch_shape(learner: Imagining) -> tuple[int, ...]:
+def model_batch_shape(imagination: Imagination) -> tuple[int, ...]:
     """Shape of the rows of a gradient step of the model, `[S, M, B, W]`."""
-    model = learner.dynamics_model
+    model = imagination.model
     width = 2 * model.obs_dim + model.action_dim + 2
-    return learner.num_seeds, model.num_ensembles, learner.config.model_batch_size, width
+    return model.num_seeds, model.num_ensembles, imagination.config.model_batch_size, width
 
 
 def rollout_sources(learner: OnPolicyLearner) -> dict[str, Source]:

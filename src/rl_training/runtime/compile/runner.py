@@ -25,8 +25,8 @@ from rl_training.algorithms.base import (
     OnPolicyLearner,
     UpdateResult,
 )
-from rl_training.algorithms.online_config import replay_settings
 from rl_training.algorithms.optim import Optimizer
+from rl_training.algorithms.sources import replay_settings
 from rl_training.data.datasets.blank import DatasetShape
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec

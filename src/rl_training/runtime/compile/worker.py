@@ -13,10 +13,9 @@ from pathlib import Path
 import torch
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
+from rl_training.algorithms.dynamics.imagination import imagination_of
 from rl_training.algorithms.gail import GAIL
-from rl_training.algorithms.imagining import Imagining
-from rl_training.algorithms.offline_config import OfflineConfig
-from rl_training.algorithms.online_config import replay_settings
+from rl_training.algorithms.sources import OfflineSettings, replay_settings
 from rl_training.algorithms.spec import Loop
 from rl_training.data.datasets.blank import BlankRows, DatasetShape
 from rl_training.data.replay.storage import ReplayBuffer
@@ -57,19 +56,17 @@ def build(request: Request) -> tuple[AnyLearner, EnvSpec, TrainConfig, dict[str,
     if spec.loop is Loop.ON_POLICY:
         assert isinstance(learner, OnPolicyLearner)
         if isinstance(learner, GAIL):
-            learner.attach(load_buffer(learner, env, config.all_seeds)[0])
+            learner.attach(load_buffer(learner, env)[0])
         return learner, env, config, rollout_sources(learner)
     data = None if request.data is None else DatasetShape.from_record(request.data)
     rows = None if data is None else BlankRows(data)
     if settings is None:
         assert rows is not None
-        assert isinstance(learner.config, OfflineConfig)
-        buffer = dataset_buffer(
-            rows, learner.config, config.all_seeds, learner.device, mapped=rows.shape.mapped
-        )
+        steps = learner.part(OfflineSettings).n_step
+        buffer = dataset_buffer(rows, learner, n_step=steps, mapped=rows.shape.mapped)
         batches = with_imagined(learner, buffer)
         return learner, env, config, replay_sources(learner, batches, list(spec.metrics))
-    replay = make_replay(settings, env, config.num_envs, config.all_seeds, learner.device, rows)
+    replay = make_replay(settings, env, config.num_envs, learner, rows)
     replay.set_inserted(replay.capacity)  # rows of zeros, to trace with
     batches = with_imagined(learner, replay)
     return learner, env, config, replay_sources(learner, batches, list(spec.metrics))
@@ -77,9 +74,10 @@ def build(request: Request) -> tuple[AnyLearner, EnvSpec, TrainConfig, dict[str,
 
 def with_imagined(learner: AnyLearner, real: ReplayBuffer) -> ReplayBuffer:
     """Return what batches are drawn from: the real rows, or a full buffer that mixes them."""
-    if not isinstance(learner, Imagining):
+    imagination = imagination_of(learner)
+    if imagination is None:
         return real
-    buffer = synthetic_buffer(learner, real)
+    buffer = synthetic_buffer(imagination, real)
     buffer.set_inserted(buffer.capacity)
     return buffer
 

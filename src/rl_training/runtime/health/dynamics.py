@@ -18,8 +18,8 @@ from rl_training.algorithms.dynamics.health import (
     penalty_correlation,
     real_sequences,
 )
+from rl_training.algorithms.dynamics.imagination import Imagination
 from rl_training.algorithms.dynamics.rollout import Imagined
-from rl_training.algorithms.imagining import Imagining
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.models.dynamics import take_rows
 from rl_training.rng import Rng
@@ -31,20 +31,20 @@ SEQUENCES, LENGTH = 100, 5
 
 
 def fit_health(
-    learner: Imagining, real: ReplayBuffer, rows: Tensor, found: Mapping[str, Tensor]
+    imagination: Imagination, real: ReplayBuffer, rows: Tensor, found: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return what there is to say after a fit, each `[S]`.
 
     Args:
-        learner: Whose model was fitted.
+        imagination: Whose model was fitted.
         real: Where its rows came from.
         rows: The table it was fitted to.
         found: What the fit returned.
     """
-    model = learner.dynamics_model
+    model = imagination.model
     held_out = found["held_out"][:, :MOST_ROWS]
-    unseen = take_rows(rows.expand(learner.num_seeds, -1, -1), held_out)
-    kind = learner.penalty_kind
+    unseen = take_rows(rows.expand(model.num_seeds, -1, -1), held_out)
+    kind = imagination.penalty_kind
     values = {
         f"holdout_error_{member}": error
         for member, error in enumerate(found["holdout_error"].unbind(1))
@@ -54,29 +54,29 @@ def fit_health(
     values["penalty_correlation"] = penalty_correlation(
         model, unseen, "aleatoric" if kind == "none" else kind
     )
-    return values | _open_loop(learner, real)
+    return values | _open_loop(imagination, real)
 
 
-def _open_loop(learner: Imagining, real: ReplayBuffer) -> dict[str, Tensor]:
+def _open_loop(imagination: Imagination, real: ReplayBuffer) -> dict[str, Tensor]:
     """Error after 1 to `LENGTH` steps; empty where no episode is long enough."""
-    rng = Rng(learner.seeds, "model health", learner.device)
-    rng.seek(learner.dynamics.num_fits.value)
+    rng = Rng(imagination.seeds, "model health", imagination.device)
+    rng.seek(imagination.trainer.num_fits.value)
     obs, actions, inside = real_sequences(real, rng, SEQUENCES, LENGTH)
     usable = int(inside.sum(1).min())  # whole ones stand first
     if usable == 0:
         return {}
-    errors = open_loop_error(learner.dynamics_model, obs[:, :usable], actions[:, :usable])
+    errors = open_loop_error(imagination.model, obs[:, :usable], actions[:, :usable])
     return {f"open_loop_error_{step + 1}": error for step, error in enumerate(errors.unbind(1))}
 
 
 def rollout_health(
-    learner: Imagining, real: ReplayBuffer, made: Imagined, horizon: int
+    imagination: Imagination, real: ReplayBuffer, made: Imagined, horizon: int
 ) -> dict[str, Tensor]:
     """Return what there is to say about roll-outs, each `[S]`."""
-    starts = learner.config.rollout_batch_size
+    starts = imagination.config.rollout_batch_size
     valid = made.valid.float()
     count = valid.sum(1).clamp(min=1)
-    rewards = real.rows["reward"][:, : len(real)].expand(learner.num_seeds, -1)
+    rewards = real.rows["reward"][:, : len(real)].expand(imagination.model.num_seeds, -1)
     above = exploitation(made, rewards)
     return {
         "rollout_horizon": torch.full_like(count, horizon),
