@@ -18,7 +18,7 @@ from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.optim import Optimizer
 from rl_training.data.normalizer import RunningNorm
 from rl_training.errors import SpecMismatch
-from rl_training.state import copy_tensor
+from rl_training.state import copy_tensor, tensors_in
 
 Path = tuple[str, ...]
 """Where a tensor stands in a learner's state."""
@@ -51,7 +51,7 @@ def take_over(learner: AnyLearner, states: Sequence[Mapping[str, Any]]) -> Taken
     Raises:
         SpecMismatch: When a network of the same name has another shape, or none is in common.
     """
-    ours, theirs = _parts(learner), [flat_tensors(state) for state in states]
+    ours, theirs = _parts(learner), [tensors_in(state) for state in states]
     known = {_part_of(path) for path in theirs[0]}
     report = TakenOver()
     moved: set[int] = set()
@@ -63,7 +63,7 @@ def take_over(learner: AnyLearner, states: Sequence[Mapping[str, Any]]) -> Taken
             report.fresh.append(name)
     for name, optimizer in _optimizers(learner).items():
         fits = {id(p) for p in optimizer.parameters} <= moved
-        fits = fits and _same_shapes(flat_tensors(optimizer.state_dict(), (name,)), theirs)
+        fits = fits and _same_shapes(tensors_in({name: optimizer.state_dict()}), theirs)
         (report.taken if fits else report.fresh).append(name)
     _require_networks(learner, report)
     _copy(learner, report.taken, theirs)
@@ -84,7 +84,7 @@ def _parts(learner: AnyLearner) -> dict[str, dict[Path, Tensor]]:
         elif isinstance(value, nn.Parameter):
             found[name] = {(name,): value}
         elif isinstance(value, RunningNorm) and learner.normalizes:
-            found[name] = flat_tensors(value.state_dict(), (name,))
+            found[name] = tensors_in({name: value.state_dict()})
     return found
 
 
@@ -95,17 +95,6 @@ def _part_of(path: Path) -> str:
 
 def _optimizers(learner: AnyLearner) -> dict[str, Optimizer]:
     return {name: value for name, value in vars(learner).items() if isinstance(value, Optimizer)}
-
-
-def flat_tensors(state: Mapping[str, Any], above: Path = ()) -> dict[Path, Tensor]:
-    """Return the tensors of a nested state by path."""
-    found: dict[Path, Tensor] = {}
-    for name, value in state.items():
-        if isinstance(value, Mapping):
-            found |= flat_tensors(value, (*above, name))
-        elif isinstance(value, Tensor):
-            found[(*above, name)] = value
-    return found
 
 
 def _same_shapes(tensors: Mapping[Path, Tensor], theirs: Sequence[Mapping[Path, Tensor]]) -> bool:
@@ -156,7 +145,7 @@ def _copy(
     learner: AnyLearner, taken: Sequence[str], theirs: Sequence[Mapping[Path, Tensor]]
 ) -> None:
     """Copy in place the tensors of the parts named."""
-    for path, target in flat_tensors(learner.state_dict()).items():
+    for path, target in tensors_in(learner.state_dict()).items():
         if _part_of(path) in taken:
             sources = [other[path] for other in theirs]
             stacked = torch.cat(sources) if target.ndim else sources[0]
