@@ -15,8 +15,8 @@ from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError, ConfigError, SpecMismatch
 from rl_training.experiment.checkpoint.tensors import MAX_TENSORS
+from rl_training.runtime.checkpoints.saver import usable
 from rl_training.runtime.replay import require_free
-from rl_training.runtime.saving import usable
 from rl_training.state import tensors_in
 
 
