@@ -1,14 +1,5 @@
 """The reference example of bc."""
 
-from __future__ import annotations
+from helpers.smoke import reference_script_test
 
-from pathlib import Path
-
-import pytest
-
-from helpers.smoke import check_reference_script
-
-
-@pytest.mark.matrix
-def test_bc_reference_script_runs(tmp_path: Path) -> None:
-    check_reference_script("bc", tmp_path)
+test_bc_reference_script_runs = reference_script_test("bc")

@@ -1,14 +1,5 @@
 """The reference example of dqn."""
 
-from __future__ import annotations
+from helpers.smoke import reference_script_test
 
-from pathlib import Path
-
-import pytest
-
-from helpers.smoke import check_reference_script
-
-
-@pytest.mark.matrix
-def test_dqn_reference_script_runs(tmp_path: Path) -> None:
-    check_reference_script("dqn", tmp_path)
+test_dqn_reference_script_runs = reference_script_test("dqn")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.updates import parameters_of, same
 from rl_training.algorithms.dqn import DQN, SPEC, dqn_loss
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
@@ -52,14 +53,6 @@ def head_of(network: nn.Module) -> StackedLinear:
     head = network.layers.layers[-1]
     assert isinstance(head, StackedLinear)
     return head
-
-
-def parameters_of(module: nn.Module) -> list[Tensor]:
-    return [p.detach().clone() for p in module.parameters()]
-
-
-def same(first: list[Tensor], second: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize(("double", "next_value"), [(True, 3.0), (False, 10.0)])

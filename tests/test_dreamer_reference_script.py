@@ -1,17 +1,11 @@
 """The reference example of dreamer."""
 
-from __future__ import annotations
+from helpers.smoke import reference_script_test
 
-from pathlib import Path
-
-import pytest
-
-from helpers.smoke import check_reference_script
-
-SMALL = ("batch_size=4", "batch_length=8", "learning_starts=500", "imagination_horizon=3")
-
-
-@pytest.mark.matrix
-def test_dreamer_reference_script_runs(tmp_path: Path) -> None:
-    settings = [f"--set=algo_kwargs.{setting}" for setting in SMALL]
-    check_reference_script("dreamer", tmp_path, *settings, "--set=eval_episodes=2", "--episodes=2")
+test_dreamer_reference_script_runs = reference_script_test(
+    "dreamer",
+    "algo_kwargs.batch_size=4",
+    "algo_kwargs.batch_length=8",
+    "algo_kwargs.learning_starts=500",
+    "algo_kwargs.imagination_horizon=3",
+)

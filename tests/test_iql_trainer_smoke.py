@@ -1,11 +1,5 @@
 """`train_iql` end to end."""
 
-from __future__ import annotations
+from helpers.smoke import trainer_test
 
-from pathlib import Path
-
-from helpers.smoke import check_trainer
-
-
-def test_iql_trains_and_says_where_the_run_is(tmp_path: Path) -> None:
-    check_trainer("iql", tmp_path)
+test_iql_trains_and_says_where_the_run_is = trainer_test("iql")

@@ -11,52 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from helpers.datasets import TOY, toy_data
+from helpers.updates import ACT, OBS, B, make_batch, make_constant, parameters_of, same
 from rl_training.algorithms.iql import IQL, SPEC, iql_loss
 from rl_training.algorithms.losses import expectile_loss
-from rl_training.data.batch import TransitionBatch
 from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.errors import ConfigError
-from rl_training.models.layers import StackedLinear, StackedMLP
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.rng import Rng
-
-OBS, ACT, B = 3, 2, 8
 
 
 def make_learner(seeds: tuple[int, ...] = (0,), **keywords: Any) -> IQL:
     critics = keywords.get("num_critics", 2)
     model = MLPIQLModel(OBS, ACT, (16,), num_critics=critics, rng=Rng(seeds, "networks"))
     return IQL(model=model, seeds=seeds, **keywords)
-
-
-def make_batch(seeds: tuple[int, ...] = (0,), **changes: Tensor) -> TransitionBatch:
-    rng = Rng(seeds, "batch")
-    values = {
-        "obs": rng.normal(B, OBS),
-        "action": rng.uniform(B, ACT) * 2 - 1,
-        "reward": rng.normal(B),
-        "next_obs": rng.normal(B, OBS),
-        "discount": torch.full((len(seeds), B), 0.9),
-    }
-    return TransitionBatch(**(values | changes))
-
-
-def make_constant(network: nn.Module, values: list[float]) -> None:
-    """Let member i of the critics, or a value, always answer values[i]."""
-    assert isinstance(network, StackedMLP)
-    layer = network.layers[-1]
-    assert isinstance(layer, StackedLinear)
-    with torch.no_grad():
-        layer.weight.zero_()
-        layer.bias.copy_(torch.tensor(values).view_as(layer.bias[0]).expand_as(layer.bias))
-
-
-def parameters_of(module: nn.Module) -> list[Tensor]:
-    return [p.detach().clone() for p in module.parameters()]
-
-
-def same(first: list[Tensor], second: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def expectile_of(targets: Tensor, expectile: float) -> float:

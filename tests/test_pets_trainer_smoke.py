@@ -1,11 +1,5 @@
 """`train_pets` end to end."""
 
-from __future__ import annotations
+from helpers.smoke import trainer_test
 
-from pathlib import Path
-
-from helpers.smoke import check_trainer
-
-
-def test_pets_trains_and_says_where_the_run_is(tmp_path: Path) -> None:
-    check_trainer("pets", tmp_path)
+test_pets_trains_and_says_where_the_run_is = trainer_test("pets")

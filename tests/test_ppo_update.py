@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributions, nn
+from torch import Tensor, distributions
 
+from helpers.updates import parameters_of, same
 from rl_training.algorithms.ppo import PPO, SPEC, Minibatch, explained_variance, ppo_loss
 from rl_training.data.batch import RolloutBatch
 from rl_training.errors import ConfigError, DataError
@@ -39,14 +40,6 @@ def make_rollout(
         "truncated": rng.uniform(T, N) < 0.2,
     }
     return RolloutBatch(**(values | changes))
-
-
-def parameters_of(module: nn.Module) -> list[Tensor]:
-    return [p.detach().clone() for p in module.parameters()]
-
-
-def same(first: list[Tensor], second: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def constant_value(learner: PPO, value: float) -> None:

@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from helpers.settings import settings_of
+from helpers.updates import ACT, OBS, B, make_batch, make_constant, parameters_of, same
 from helpers.watching import rows_asked
 from rl_training.algorithms.rlpd import RLPD, RLPDConfig, rlpd_loss
 from rl_training.algorithms.sac import SAC, sac_loss
-from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError
-from rl_training.models.layers import StackedLinear, StackedMLP
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.rng import Rng
 
-OBS, ACT, B = 3, 2, 8
 NARROW: dict[str, Any] = {
     "num_critics": 2,
     "num_target_critics": 2,
@@ -40,35 +38,6 @@ def make_learner(seeds: tuple[int, ...] = (0,), **keywords: Any) -> RLPD:
 
 def make_sac(num_critics: int = 2, **keywords: Any) -> SAC:
     return SAC(model=make_model(num_critics, (0,)), num_critics=num_critics, **keywords)
-
-
-def make_batch(seeds: tuple[int, ...] = (0,), key: str = "batch") -> TransitionBatch:
-    rng = Rng(seeds, key)
-    return TransitionBatch(
-        obs=rng.normal(B, OBS),
-        action=rng.uniform(B, ACT) * 2 - 1,
-        reward=rng.normal(B),
-        next_obs=rng.normal(B, OBS),
-        discount=torch.full((len(seeds), B), 0.9),
-    )
-
-
-def make_constant(critic: nn.Module, values: list[float]) -> None:
-    """Let critic i always answer values[i]."""
-    assert isinstance(critic, StackedMLP)
-    layer = critic.layers[-1]
-    assert isinstance(layer, StackedLinear)
-    with torch.no_grad():
-        layer.weight.zero_()
-        layer.bias.copy_(torch.tensor(values).view_as(layer.bias[0]).expand_as(layer.bias))
-
-
-def parameters_of(module: nn.Module) -> list[Tensor]:
-    return [p.detach().clone() for p in module.parameters()]
-
-
-def same(first: list[Tensor], second: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 # The target

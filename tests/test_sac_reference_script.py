@@ -1,11 +1,5 @@
 """The reference example of sac."""
 
-from __future__ import annotations
+from helpers.smoke import reference_script_test
 
-from pathlib import Path
-
-from helpers.smoke import check_reference_script
-
-
-def test_sac_reference_script_runs(tmp_path: Path) -> None:
-    check_reference_script("sac", tmp_path)
+test_sac_reference_script_runs = reference_script_test("sac")

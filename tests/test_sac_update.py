@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from helpers.updates import ACT, OBS, B, last_layer, make_batch, make_constant, parameters_of, same
 from rl_training.algorithms.sac import SAC, SPEC, sac_loss
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError, DataError
 from rl_training.models.heads import tanh_gaussian_sample
-from rl_training.models.layers import StackedLinear, StackedMLP
+from rl_training.models.layers import StackedLinear
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.rng import Rng
-
-OBS, ACT, B = 3, 2, 8
 
 
 def make_learner(seeds: tuple[int, ...] = (0,), **keywords: Any) -> SAC:
@@ -28,41 +27,6 @@ def make_learner(seeds: tuple[int, ...] = (0,), **keywords: Any) -> SAC:
         OBS, ACT, (16,), num_critics=critics, use_layer_norm=norm, rng=Rng(seeds, "networks")
     )
     return SAC(model=model, seeds=seeds, **keywords)
-
-
-def make_batch(seeds: tuple[int, ...] = (0,), **changes: Tensor) -> TransitionBatch:
-    rng = Rng(seeds, "batch")
-    values = {
-        "obs": rng.normal(B, OBS),
-        "action": rng.uniform(B, ACT) * 2 - 1,
-        "reward": rng.normal(B),
-        "next_obs": rng.normal(B, OBS),
-        "discount": torch.full((len(seeds), B), 0.9),
-    }
-    return TransitionBatch(**(values | changes))
-
-
-def last_layer(network: nn.Module) -> StackedLinear:
-    assert isinstance(network, StackedMLP)
-    layer = network.layers[-1]
-    assert isinstance(layer, StackedLinear)
-    return layer
-
-
-def make_constant(network: nn.Module, values: list[float]) -> None:
-    """Let member i of a critic, or output i of an actor, always answer values[i]."""
-    layer = last_layer(network)
-    with torch.no_grad():
-        layer.weight.zero_()
-        layer.bias.copy_(torch.tensor(values).view_as(layer.bias[0]).expand_as(layer.bias))
-
-
-def parameters_of(module: nn.Module) -> list[Tensor]:
-    return [p.detach().clone() for p in module.parameters()]
-
-
-def same(first: list[Tensor], second: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_target_is_the_reward_plus_the_discounted_soft_value() -> None:

@@ -11,18 +11,26 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from helpers.datasets import TOY, toy_data
+from helpers.updates import (
+    ACT,
+    OBS,
+    B,
+    actor_gradient,
+    last_layer,
+    make_batch,
+    make_constant,
+    parameters_of,
+    same,
+)
 from rl_training.algorithms.td3_bc import SPEC, TD3BC, td3_bc_loss
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.replay.dataset import DatasetBuffer
-from rl_training.models.layers import StackedLinear, StackedMLP
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.rng import Rng
 from rl_training.testing.contract import flat_state
-
-OBS, ACT, B = 3, 2, 8
 
 
 def make_learner(seeds: tuple[int, ...] = (0,), **keywords: Any) -> TD3BC:
@@ -32,53 +40,12 @@ def make_learner(seeds: tuple[int, ...] = (0,), **keywords: Any) -> TD3BC:
     return TD3BC(model=model, seeds=seeds, **keywords)
 
 
-def make_batch(seeds: tuple[int, ...] = (0,), **changes: Tensor) -> TransitionBatch:
-    rng = Rng(seeds, "batch")
-    values = {
-        "obs": rng.normal(B, OBS),
-        "action": rng.uniform(B, ACT) * 2 - 1,
-        "reward": rng.normal(B),
-        "next_obs": rng.normal(B, OBS),
-        "discount": torch.full((len(seeds), B), 0.9),
-    }
-    return TransitionBatch(**(values | changes))
-
-
-def last_layer(network: nn.Module) -> StackedLinear:
-    assert isinstance(network, StackedMLP)
-    layer = network.layers[-1]
-    assert isinstance(layer, StackedLinear)
-    return layer
-
-
-def make_constant(network: nn.Module, values: list[float]) -> None:
-    """Let member i of a critic, or output i of an actor, always answer values[i]."""
-    layer = last_layer(network)
-    with torch.no_grad():
-        layer.weight.zero_()
-        layer.bias.copy_(torch.tensor(values).view_as(layer.bias[0]).expand_as(layer.bias))
-
-
 def scale_critics(learner: TD3BC, factor: float) -> None:
     """Multiply every Q by a factor."""
     layer = last_layer(learner.model.critic)
     with torch.no_grad():
         layer.weight.mul_(factor)
         layer.bias.mul_(factor)
-
-
-def parameters_of(module: nn.Module) -> list[Tensor]:
-    return [p.detach().clone() for p in module.parameters()]
-
-
-def same(first: list[Tensor], second: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def actor_gradient(learner: TD3BC, batch: TransitionBatch) -> Tensor:
-    loss, _ = learner.actor_loss(batch)
-    found = torch.autograd.grad(loss.sum(), list(learner.model.actor.parameters()))
-    return torch.cat([gradient.flatten() for gradient in found])
 
 
 def cloning_gradient(learner: TD3BC, batch: TransitionBatch) -> Tensor:

@@ -8,8 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from helpers.updates import (
+    ACT,
+    OBS,
+    B,
+    actor_gradient,
+    make_batch,
+    make_constant,
+    parameters_of,
+    same,
+)
 from helpers.watching import rows_asked
 from rl_training.algorithms.td3 import SPEC, TD3, td3_loss
 from rl_training.algorithms.td3_bc import TD3BC
@@ -17,8 +27,6 @@ from rl_training.data.batch import TransitionBatch
 from rl_training.models.layers import StackedLinear, StackedMLP
 from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.rng import Rng
-
-OBS, ACT, B = 3, 2, 8
 
 
 def make_learner(seeds: tuple[int, ...] = (0,), **keywords: Any) -> TD3:
@@ -28,18 +36,6 @@ def make_learner(seeds: tuple[int, ...] = (0,), **keywords: Any) -> TD3:
     return TD3(model=model, seeds=seeds, **keywords)
 
 
-def make_batch(seeds: tuple[int, ...] = (0,), **changes: Tensor) -> TransitionBatch:
-    rng = Rng(seeds, "batch")
-    values = {
-        "obs": rng.normal(B, OBS),
-        "action": rng.uniform(B, ACT) * 2 - 1,
-        "reward": rng.normal(B),
-        "next_obs": rng.normal(B, OBS),
-        "discount": torch.full((len(seeds), B), 0.9),
-    }
-    return TransitionBatch(**(values | changes))
-
-
 def layers(network: nn.Module) -> tuple[StackedLinear, StackedLinear]:
     """First and last layer of a network with one hidden layer."""
     assert isinstance(network, StackedMLP)
@@ -47,28 +43,6 @@ def layers(network: nn.Module) -> tuple[StackedLinear, StackedLinear]:
     assert isinstance(first, StackedLinear)
     assert isinstance(last, StackedLinear)
     return first, last
-
-
-def make_constant(network: nn.Module, values: list[float]) -> None:
-    """Let member i of a critic, or output i of an actor, always answer values[i]."""
-    layer = layers(network)[1]
-    with torch.no_grad():
-        layer.weight.zero_()
-        layer.bias.copy_(torch.tensor(values).view_as(layer.bias[0]).expand_as(layer.bias))
-
-
-def parameters_of(module: nn.Module) -> list[Tensor]:
-    return [p.detach().clone() for p in module.parameters()]
-
-
-def same(first: list[Tensor], second: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def actor_gradient(learner: TD3, batch: TransitionBatch) -> Tensor:
-    loss, _ = learner.actor_loss(batch)
-    gradients = torch.autograd.grad(loss.sum(), list(learner.model.actor.parameters()))
-    return torch.cat([gradient.flatten() for gradient in gradients])
 
 
 # A whole update by hand: without noise and delay, TD3 is DDPG with clipped double Q

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import MappingKey, tree_flatten_with_path
 
 from rl_training.errors import CheckpointError
 
@@ -131,6 +132,17 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
             yield from _tensors_in(item)
     elif hasattr(value, "state_dict"):
         yield from _tensors_in(list(vars(value).values()))
+
+
+def leaves_in(tree: Any) -> dict[tuple[str, ...], Any]:
+    """Return what nested dicts hold, by the keys that lead there; a list is a leaf."""
+    leaves, _ = tree_flatten_with_path(tree, is_leaf=lambda node: not isinstance(node, dict))
+    return {tuple(key.key for key in path if isinstance(key, MappingKey)): x for path, x in leaves}
+
+
+def tensors_in(tree: Any) -> dict[tuple[str, ...], Tensor]:
+    """Return the tensors of a state, by the keys that lead there."""
+    return {path: leaf for path, leaf in leaves_in(tree).items() if isinstance(leaf, Tensor)}
 
 
 def require_same_keys(have: Mapping[str, Any], saved: Mapping[str, Any], owner: str) -> None:

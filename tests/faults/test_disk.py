@@ -25,9 +25,9 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.registry import algorithm_names
 from rl_training.runtime.callbacks import Callback, TrainerState
+from rl_training.runtime.checkpoints.saver import bytes_of_checkpoints
 from rl_training.runtime.replay import make_replay
 from rl_training.runtime.results import TrainResult
-from rl_training.runtime.saving import bytes_of_checkpoints
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent, resume_training
 from rl_training.testing.contract import build, small_config

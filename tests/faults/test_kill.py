@@ -30,7 +30,7 @@ KILLS = setting("KILLS", 15)
 STEPS = setting("STEPS", 1500)
 SEED = setting("SEED", 0)
 FILES = "rl_training.experiment.checkpoint.files"
-RESTORE = "rl_training.runtime.saving:Saver.take_up"
+RESTORE = "rl_training.runtime.checkpoints.saver:Saver.take_up"
 EVALUATE = "rl_training.runtime.evaluator:Evaluator._run_chunk"
 POINTS = {
     f"{FILES}:write_file": 15,
@@ -38,7 +38,7 @@ POINTS = {
     f"{FILES}:make_dir": 5,
     f"{FILES}:fsync_dir": 8,
     f"{FILES}:remove_tree": 3,
-    "rl_training.runtime.saving:Saver.save": 3,
+    "rl_training.runtime.checkpoints.saver:Saver.save": 3,
     "rl_training.experiment.logging:MetricLogger.log": 3,
     "rl_training.experiment.logging:MetricLogger.sync": 3,
     "rl_training.runtime.session:Session.tick": 40,

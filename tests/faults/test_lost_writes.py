@@ -25,7 +25,7 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import load_config
 from rl_training.experiment.runs import create_run_folder
-from rl_training.runtime.saving import _write_best
+from rl_training.runtime.checkpoints.saver import _write_best
 from rl_training.testing.contract import small_config
 
 AFTER: dict[str, Any] = {"learner": {"w": torch.zeros(1, 3)}, "clock": {}}

@@ -24,7 +24,7 @@ from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.checkpointing import LoadedCheckpoint, open_checkpoint
 from rl_training.experiment.registry import algorithm_names
 from rl_training.runtime import workflows
-from rl_training.runtime.saving import Saver, usable
+from rl_training.runtime.checkpoints.saver import Saver, usable
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
 from rl_training.testing.contract import small_config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,32 @@ from rl_training.runtime.train import TrainFunction
 from rl_training.testing.contract import small_config
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def trainer_test(algo: str) -> Callable[[Path], None]:
+    """Return the test of `train_<algo>`."""
+
+    def test(tmp_path: Path) -> None:
+        check_trainer(algo, tmp_path)
+
+    return test
+
+
+def reference_script_test(algo: str, *settings: str) -> Callable[[Path], None]:
+    """Return the test of the algorithm's reference examples; by default that of SAC alone runs.
+
+    Args:
+        algo: The algorithm.
+        *settings: `name=value` of `--set`, where the examples are too slow as they are; runs are
+            then evaluated on one episode too.
+    """
+    options = [f"--set={setting}" for setting in settings]
+    options += ["--set=eval_episodes=1", "--episodes=1"] if settings else []
+
+    def test(tmp_path: Path) -> None:
+        check_reference_script(algo, tmp_path, *options)
+
+    return test if algo == "sac" else pytest.mark.matrix(test)
 
 
 def check_trainer(algo: str, folder: Path) -> None:

@@ -176,7 +176,7 @@ def test_folders_nobody_described_are_not_guessed_at(copy: Path) -> None:
 def test_a_group_written_before_there_were_grids_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl_training.runtime.saving import Saver
+    from rl_training.runtime.checkpoints.saver import Saver
 
     header = Saver._header
 

@@ -140,7 +140,7 @@ def test_an_installed_plugin_has_a_plain_name(
         assert get_algorithm_spec("awac").title == "Advantage-Weighted Actor-Critic"
         assert get_algorithm_spec("sac").learner.__name__ == "SAC", "the package's own names stay"
         with pytest.raises(
-            ConfigError, match=r"entry point broken: cannot import 'no_such_module'"
+            ConfigError, match=r"entry point broken: module 'no_such_module' cannot be imported"
         ):
             get_algorithm_spec("broken")
         config = load_config(write_config(tmp_path, "awac"))
@@ -153,12 +153,12 @@ def test_an_installed_plugin_has_a_plain_name(
 @pytest.mark.parametrize(
     ("algo", "words"),
     [
-        ("no_such_module:SPEC", "cannot import 'no_such_module'"),
+        ("no_such_module:SPEC", "module 'no_such_module' cannot be imported"),
         ("awac:Nothing", "'Nothing' in awac is not an AlgorithmSpec"),
         ("awac:AWAC", "'AWAC' in awac is not an AlgorithmSpec"),
         ("os:SPEC", "'SPEC' in os is not an AlgorithmSpec"),
         ("awac:", "'' in awac is not an AlgorithmSpec"),
-        (":SPEC", "cannot import ''"),
+        (":SPEC", "module '' cannot be imported"),
     ],
 )
 def test_names_that_are_no_plugins(plugin: str, algo: str, words: str, tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_a_new_folder_keeps_its_promise_from_its_first_moment(
 ) -> None:
     """Killed before its first checkpoint it does not start from the beginning."""
     path = copied(checkpoint(place / "b"), place / "x" / "step_48")
-    from rl_training.runtime.saving import Saver
+    from rl_training.runtime.checkpoints.saver import Saver
 
     with monkeypatch.context() as patch:
         patch.setattr(Saver, "save", _die)

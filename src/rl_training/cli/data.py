@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -323,10 +324,6 @@ def _print_notes(dataset: OfflineDataset) -> None:
 
 def _plain(value: Any) -> Any:
     """Replace NaN and infinities, which JSON does not have, by null."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and value - value != 0:
-        return None
-    return value
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(float, lambda number: number if math.isfinite(number) else None, value)

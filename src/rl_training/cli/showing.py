@@ -147,7 +147,7 @@ def warn(text: str) -> None:
 def _film_path(checkpoint: Path, step: int) -> Path:
     """Return where `report` finds the film, beside the run's logs; that of a copy is put here."""
     from rl_training.errors import DataError
-    from rl_training.runtime.resuming import home_of
+    from rl_training.runtime.checkpoints.resume import home_of
 
     if checkpoint.is_file():
         return checkpoint.with_suffix(".mp4")

@@ -5,7 +5,7 @@ Shapes: S seeds, B batch, T steps of a rollout, n environments per seed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 import torch
@@ -55,17 +55,8 @@ class TransitionBatch:
         values.pop("dones", None)
         fields = {"obs": "obs", "actions": "action", "rewards": "reward", "next_obs": "next_obs"}
         fields |= {"discounts": "discount", "weights": "weight", "index": "index"}
-        unknown = sorted(values.keys() - fields.keys())
-        missing = sorted({"obs", "actions", "rewards", "next_obs"} - values.keys())
-        if unknown or missing:
-            raise DataError(f"the batch lacks {missing or 'nothing'} and has unknown {unknown}")
-        if values["rewards"].ndim == 1 and num_seeds == 1:
-            values = {name: tensor.unsqueeze(0) for name, tensor in values.items()}
-        if values["rewards"].ndim != 2 or values["rewards"].shape[0] != num_seeds:
-            raise DataError(
-                f"rewards have shape {tuple(values['rewards'].shape)}; allowed are [B] for one "
-                f"seed or [{num_seeds}, B]"
-            )
+        needed = {"obs", "actions", "rewards", "next_obs"}
+        values = _with_seed_axis(values, "batch", needed, fields.keys() - needed, "B", num_seeds)
         return cls(**{fields[name]: tensor for name, tensor in values.items()})
 
 
@@ -107,20 +98,8 @@ class SequenceBatch:
             DataError: For a missing or unknown name or a wrong number of axes.
         """
         needed = {"obs", "actions", "rewards", "dones"}
-        missing = sorted(needed - batch.keys())
-        unknown = sorted(batch.keys() - needed - {"is_first"})
-        if missing or unknown:
-            raise DataError(f"the batch lacks {missing or 'nothing'} and has unknown {unknown}")
-        values = dict(batch)
-        if values["rewards"].ndim == 2 and num_seeds == 1:
-            values = {name: tensor.unsqueeze(0) for name, tensor in values.items()}
-        shape = tuple(values["rewards"].shape)
-        if len(shape) != 3 or shape[0] != num_seeds:
-            raise DataError(
-                f"rewards have shape {shape}; allowed are [B, T] for one seed or "
-                f"[{num_seeds}, B, T]"
-            )
-        steps = torch.arange(shape[2], device=values["rewards"].device)
+        values = _with_seed_axis(batch, "batch", needed, {"is_first"}, "B, T", num_seeds)
+        steps = torch.arange(values["rewards"].shape[2], device=values["rewards"].device)
         first = values.get("is_first", torch.zeros_like(values["dones"])).bool() | (steps == 0)
         return cls(
             obs=values["obs"],
@@ -156,18 +135,7 @@ class RolloutBatch:
         Tensors are `[T, n, ...]` (one seed) or `[S, T, n, ...]`; `dones` are terminations.
         """
         needed = {"obs", "actions", "rewards", "next_obs", "dones"}
-        missing = sorted(needed - batch.keys())
-        unknown = sorted(batch.keys() - needed - {"truncations"})
-        if missing or unknown:
-            raise DataError(f"the rollout lacks {missing or 'nothing'} and has unknown {unknown}")
-        values = dict(batch)
-        if values["rewards"].ndim == 2 and num_seeds == 1:
-            values = {name: tensor.unsqueeze(0) for name, tensor in values.items()}
-        if values["rewards"].ndim != 3 or values["rewards"].shape[0] != num_seeds:
-            raise DataError(
-                f"rewards have shape {tuple(values['rewards'].shape)}; allowed are [T, n] for one "
-                f"seed or [{num_seeds}, T, n]"
-            )
+        values = _with_seed_axis(batch, "rollout", needed, {"truncations"}, "T, n", num_seeds)
         done = values["dones"].bool()
         return cls(
             obs=values["obs"],
@@ -177,3 +145,31 @@ class RolloutBatch:
             terminated=done,
             truncated=values.get("truncations", torch.zeros_like(done)).bool(),
         )
+
+
+def _with_seed_axis(
+    batch: Mapping[str, Tensor],
+    what: str,
+    needed: Set[str],
+    optional: Set[str],
+    axes: str,
+    num_seeds: int,
+) -> dict[str, Tensor]:
+    """Return named tensors with the seed axis in front, given with it or for one seed without.
+
+    Raises:
+        DataError: For a missing or unknown name, or rewards of other axes than `axes` names.
+    """
+    missing, unknown = sorted(needed - batch.keys()), sorted(batch.keys() - needed - optional)
+    if missing or unknown:
+        raise DataError(f"the {what} lacks {missing or 'nothing'} and has unknown {unknown}")
+    values, num_axes = dict(batch), axes.count(",") + 1
+    if values["rewards"].ndim == num_axes and num_seeds == 1:
+        values = {name: tensor.unsqueeze(0) for name, tensor in values.items()}
+    shape = tuple(values["rewards"].shape)
+    if len(shape) != num_axes + 1 or shape[0] != num_seeds:
+        raise DataError(
+            f"rewards have shape {shape}; allowed are [{axes}] for one seed or "
+            f"[{num_seeds}, {axes}]"
+        )
+    return values

@@ -107,13 +107,7 @@ def _is_own_class(env_id: str) -> bool:
             f"environment {env_id!r}: {module_name!r} is not the name of a module; an own "
             "environment is named as module:Class, for instance my_tasks:Corridor"
         )
-    try:
-        module = import_named(module_name, f"environment {env_id}")
-    except (Exception, SystemExit) as error:
-        raise EnvError(
-            f"environment {env_id}: module {module_name!r} cannot be imported "
-            f"({type(error).__name__}: {error}); install it or put its folder on PYTHONPATH"
-        ) from error
+    module = import_named(module_name, f"environment {env_id}")
     # Importing may have registered the name, as Gymnasium's own `module:Registered-v0` form
     # expects.
     if name in gym.registry:

@@ -12,17 +12,31 @@ import multiprocessing
 import sys
 from types import ModuleType
 
+from rl_training.errors import EnvError, RLTrainingError
+
 logger = logging.getLogger(__name__)
 
 
-def import_named(module_name: str, named_by: str) -> ModuleType:
+def import_named(
+    module_name: str, named_by: str, error: type[RLTrainingError] = EnvError
+) -> ModuleType:
     """Import a module, after saying which one and why.
 
     Args:
         module_name: The module.
         named_by: What names it, for instance `environment my_tasks:Corridor`.
+        error: What is raised when it cannot be imported.
+
+    Raises:
+        RLTrainingError: Of the kind `error`.
     """
     # Worker processes import what their parent has announced already.
     if module_name not in sys.modules and multiprocessing.parent_process() is None:
         logger.warning("note: importing module %s, named by %s", module_name, named_by)
-    return importlib.import_module(module_name)
+    try:
+        return importlib.import_module(module_name)
+    except (Exception, SystemExit) as reason:
+        raise error(
+            f"{named_by}: module {module_name!r} cannot be imported "
+            f"({type(reason).__name__}: {reason}); install it or put its folder on PYTHONPATH"
+        ) from reason

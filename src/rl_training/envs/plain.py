@@ -3,7 +3,9 @@
 A snapshot goes into JSON and safetensors, never through pickle, so it may hold only dicts with
 string keys, lists, ints of any size, finite floats, bools, strings, None and numeric NumPy arrays.
 Other values are written as a dict with a `__type__` key: tuples, deques, dicts with other keys,
-NumPy scalars and strings, non-finite floats, random generators.
+NumPy scalars and strings, non-finite floats, random generators.  It is the step before
+`experiment/checkpoint/codec.py`, which splits such dicts into JSON and tensors; workers and Ray
+send snapshots without it.
 """
 
 from __future__ import annotations

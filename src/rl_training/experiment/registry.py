@@ -118,14 +118,7 @@ def plugin_sources(name: str) -> list[Path]:
 def _import(target: str, named_by: str) -> ModuleType:
     from rl_training.envs.named_modules import import_named
 
-    module = target.partition(":")[0]
-    try:
-        return import_named(module, named_by)
-    except Exception as error:
-        raise ConfigError(
-            f"{named_by}: cannot import {module!r} ({type(error).__name__}: {error}); install it "
-            "or put its folder on PYTHONPATH"
-        ) from error
+    return import_named(target.partition(":")[0], named_by, ConfigError)
 
 
 def _spec_in(module: ModuleType, target: str) -> AlgorithmSpec:

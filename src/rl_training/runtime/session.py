@@ -22,18 +22,31 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricLogger, open_loggers
 from rl_training.experiment.runs import member_folders
 from rl_training.runtime.callbacks import Callback, TrainerState
-from rl_training.runtime.clock import Clock
+from rl_training.runtime.checkpoints.saver import Part, Saver, restore_parts
+from rl_training.runtime.checkpoints.warm_start import Origin
 from rl_training.runtime.compile.runner import Accelerator
 from rl_training.runtime.early_stopping import StopRule
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.health.diagnostics import require_finite_metrics
 from rl_training.runtime.health.monitors import Monitors, largest_reward
-from rl_training.runtime.origin import Origin
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.results import TrainingInterrupted, TrainResult, summarize_returns
-from rl_training.runtime.saving import Part, Saver, restore_parts
 from rl_training.runtime.signals import SignalFlag
 from rl_training.runtime.summary import group_result
+from rl_training.state import Counter, Stateful
+
+
+class Clock(Stateful):
+    """Steps done, steps planned, and the best evaluation of each member."""
+
+    def __init__(self, planned: int, num_seeds: int, eval_episodes: int) -> None:
+        self.step = Counter()
+        self.planned = Counter(planned)
+        self.evaluated_at = Counter(-1)
+        self.best_return = torch.full((num_seeds,), -torch.inf, dtype=torch.float64)
+        self.best_step = torch.full((num_seeds,), -1, dtype=torch.int64)
+        shape = (num_seeds, eval_episodes)
+        self.last_returns = torch.full(shape, torch.nan, dtype=torch.float64)
 
 
 class Session:

@@ -15,9 +15,9 @@ from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError, ConfigError, SpecMismatch
 from rl_training.experiment.checkpoint.tensors import MAX_TENSORS
-from rl_training.runtime.health.diagnostics import tensors_in
+from rl_training.runtime.checkpoints.saver import usable
 from rl_training.runtime.replay import require_free
-from rl_training.runtime.saving import usable
+from rl_training.state import tensors_in
 
 
 def require_same_shapes(
@@ -29,7 +29,7 @@ def require_same_shapes(
         CheckpointError: Naming a tensor whose shape differs.
     """
     # What building draws ends up in the state, as one tensor or as a few that are combined.
-    most = 2 * len(list(tensors_in(state, "learner"))) + 64
+    most = 2 * len(tensors_in(state)) + 64
     try:
         outline = spec.outline(env, config, most)
     except (ConfigError, SpecMismatch) as error:
@@ -50,6 +50,6 @@ def require_learner_fits(
         ConfigError: With the sizes.
     """
     state = spec.outline(env, config, MAX_TENSORS).state_dict()
-    needed = num_seeds * sum(tensor.nbytes for _, tensor in tensors_in(state, "learner"))
+    needed = num_seeds * sum(tensor.nbytes for tensor in tensors_in(state).values())
     what = f"the learner of {spec.name} with {num_seeds} member{'s' if num_seeds > 1 else ''}"
     require_free(needed, what, device, "use smaller networks or fewer members")

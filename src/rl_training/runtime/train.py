@@ -19,10 +19,10 @@ from rl_training.experiment.runs import new_run
 from rl_training.experiment.trackers import require_trackers
 from rl_training.models.precision import set_precision
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.checkpoints.warm_start import Origin
 from rl_training.runtime.compile.runner import Accelerator
 from rl_training.runtime.health.diagnostics import with_diagnostics
 from rl_training.runtime.loops import ONLINE, run_offline
-from rl_training.runtime.origin import Origin
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
 from rl_training.runtime.signals import watch_signals

@@ -28,12 +28,12 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import run_lock
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.checkpoints.group import Warn, group_folders
+from rl_training.runtime.checkpoints.header import check_header, checked
+from rl_training.runtime.checkpoints.resume import find_start, home_of
+from rl_training.runtime.checkpoints.saver import usable
 from rl_training.runtime.evaluator import Evaluator
-from rl_training.runtime.groups import Warn, group_folders
-from rl_training.runtime.headers import check_header, checked
 from rl_training.runtime.results import EvalResult, TrainResult
-from rl_training.runtime.resuming import find_start, home_of
-from rl_training.runtime.saving import usable
 from rl_training.runtime.sizing import require_same_shapes
 from rl_training.runtime.train import choose_device, continue_elsewhere, continue_run
 from rl_training.validation import parse

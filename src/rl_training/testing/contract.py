@@ -26,6 +26,7 @@ from rl_training.envs.tasks.games import Catch
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, import_plugin
 from rl_training.runtime.replay import load_buffer
+from rl_training.state import leaves_in
 
 SMALL_MODEL: dict[str, Any] = {
     "model_hidden_sizes": [16, 16],
@@ -288,12 +289,9 @@ def assert_member_equals(group: AnyLearner, index: int, single: AnyLearner) -> N
             assert torch.equal(stacked[name][index : index + 1], value), name
 
 
-def flat_state(state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of a nested state by dotted name."""
-    leaves: dict[str, Any] = {}
-    for name, value in state.items():
-        if isinstance(value, dict):
-            leaves |= flat_state(value, f"{prefix}{name}.")
-        else:
-            leaves[prefix + name] = value.clone() if isinstance(value, Tensor) else value
-    return leaves
+def flat_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the leaves of a nested state by dotted name; tensors are copies."""
+    return {
+        ".".join(path): leaf.clone() if isinstance(leaf, Tensor) else leaf
+        for path, leaf in leaves_in(state).items()
+    }

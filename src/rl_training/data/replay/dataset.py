@@ -17,7 +17,6 @@ from rl_training.data.datasets.blocks import Index, RowSource, blocks
 from rl_training.data.replay.storage import Array, ReplayBuffer
 from rl_training.errors import CheckpointError
 from rl_training.rng import Rng
-from rl_training.state import require_same_keys
 
 LARGEST = 2**31 - 1
 FIELDS = {
@@ -127,13 +126,7 @@ class DatasetBuffer(ReplayBuffer):
         """Return the state of the sampling, and which data it is of."""
         return {"rng": self.rng.state_dict(), "digest": self._digest}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the sampling.
-
-        Raises:
-            CheckpointError: When the run was on other data.
-        """
-        require_same_keys(self.state_dict(), state, type(self).__name__)
+    def _restore(self, state: Mapping[str, Any]) -> None:
         self.require_digest(state["digest"])
         self.rng.load_state_dict(state["rng"])
 

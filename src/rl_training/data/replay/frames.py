@@ -23,7 +23,13 @@ from torch import Tensor
 
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.replay.prioritized import PrioritizedReplayBuffer
-from rl_training.data.replay.storage import Array, Fields, ReplayBuffer, untouched_zeros
+from rl_training.data.replay.storage import (
+    Array,
+    Fields,
+    ReplayBuffer,
+    StepArrays,
+    untouched_zeros,
+)
 from rl_training.errors import DataError
 from rl_training.rng import Rng
 
@@ -40,6 +46,7 @@ class FrameReplayBuffer(ReplayBuffer):
 
     read_only: ClassVar[tuple[str, ...]] = (*ReplayBuffer.read_only, "store", "_frames")
     _apart = ("frame",)
+    _tracks_newest = True
 
     def __init__(
         self,
@@ -117,17 +124,10 @@ class FrameReplayBuffer(ReplayBuffer):
         extra = self.store[:, self.capacity :]
         return super().num_bytes + extra.numel() * extra.element_size()
 
-    def _values(
-        self,
-        obs: Array,
-        action: Array,
-        reward: Array,
-        next_obs: Array,
-        terminated: Array,
-        truncated: Array,
-    ) -> tuple[Array, ...]:
+    def _values(self, step: StepArrays) -> tuple[Array, ...]:
         """Return what the rows of a step hold, and keep the frames that come after it."""
-        newest = next_obs[:, :, -self.frame_channels :]
+        terminated, truncated = step.terminated, step.truncated
+        newest = step.next_obs[:, :, -self.frame_channels :]
         self._put(slice(self.capacity, self.capacity + self.num_envs), newest)
         slot = np.where(terminated, TERMINATED, GOES_ON)
         cut = truncated & ~terminated
@@ -135,8 +135,8 @@ class FrameReplayBuffer(ReplayBuffer):
             slot[seed, env] = self._keep(seed, env, newest[seed, env])
         age = self._age
         self._age = np.where(terminated | truncated, 0, np.minimum(age + 1, self.frame_stack - 1))
-        frame = obs[:, :, -self.frame_channels :]
-        return frame, action, age, slot, reward, ~terminated, truncated
+        frame = step.obs[:, :, -self.frame_channels :]
+        return frame, step.action, age, slot, step.reward, ~terminated, truncated
 
     def _put(self, place: slice, frames: Array) -> None:
         source = torch.from_numpy(np.ascontiguousarray(frames))
@@ -158,15 +158,9 @@ class FrameReplayBuffer(ReplayBuffer):
         self.store[seed, place] = source.to(self.device, self.store.dtype)
         return slot
 
-    def set_inserted(self, count: int) -> None:
-        """Say how many rows have been stored so far."""
-        super().set_inserted(count)
-        self._next.set(count)
-
     def draw_rows(self, rng: Rng, batch_size: int) -> Tensor:
         """Draw the rows of a batch, `[S, B]`, counted back from the newest."""
-        back = rng.integers(self._size.tensor, batch_size)
-        return (self._next.tensor - 1 - back) % self.capacity
+        return self._back_from_newest(rng.integers(self._size.tensor, batch_size))
 
     def gather(self, index: Tensor, weight: Tensor | None = None) -> TransitionBatch:
         """Return the transitions at rows `index` `[S, B]`, as n-step ones when asked for."""
@@ -202,7 +196,7 @@ class FrameReplayBuffer(ReplayBuffer):
     def _successor(self, index: Tensor, table: Tensor) -> Tensor:
         """Places of the newest frames of successors `[S, B, 1]`."""
         slot = table[..., self._columns["slot"]].long()
-        newest = (self._next.tensor - 1 - index) % self.capacity < self.num_envs
+        newest = self._back_from_newest(index) < self.num_envs
         after = torch.where(
             newest,
             self.capacity + index % self.num_envs,
@@ -253,9 +247,9 @@ class FrameReplayBuffer(ReplayBuffer):
 class PrioritizedFrameReplayBuffer(PrioritizedReplayBuffer, FrameReplayBuffer):
     """Ring of transitions whose frames are stored once, drawn in proportion to their priority."""
 
-    def add(self, *step: Array) -> None:
-        """Store one step; rows that are kept for their frames alone are drawn no more."""
-        super().add(*step)
+    def _added(self, start: int) -> None:
+        """Give new rows their priority; rows kept for their frames alone are drawn no more."""
+        super()._added(start)
         first = self.inserted.value - self.drawable - self.num_envs
         if first >= 0 and self.capacity > self.drawable:
             rows = torch.arange(first, first + self.num_envs, device=self.device) % self.capacity

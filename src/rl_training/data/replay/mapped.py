@@ -119,9 +119,9 @@ class MappedBuffer(DatasetBuffer):
     def _loose_rows(self, name: str, flat: Tensor) -> Tensor:
         return torch.from_numpy(read_field(self.dataset, name, flat.numpy()))
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def _restore(self, state: Mapping[str, Any]) -> None:
         """Restore the sampling; what was read ahead is forgotten."""
-        super().load_state_dict(state)
+        super()._restore(state)
         self._ordered.clear()
 
 

@@ -20,7 +20,6 @@ from rl_training.data.batch import TransitionBatch
 from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.data.replay.prioritized import PrioritizedReplayBuffer
 from rl_training.data.replay.storage import ReplayBuffer
-from rl_training.state import require_same_keys
 
 
 class Mixed(ReplayBuffer):
@@ -103,15 +102,9 @@ class WithPrior(Mixed):
         """Return everything but the rows."""
         return super().state_dict() | {"prior_digest": self.prior.digest}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore everything but the rows.
-
-        Raises:
-            CheckpointError: When the run was on other data.
-        """
-        require_same_keys(self.state_dict(), state, type(self).__name__)
+    def _restore(self, state: Mapping[str, Any]) -> None:
         self.prior.require_digest(state["prior_digest"])
-        super().load_state_dict(state)
+        super()._restore(state)
 
 
 class MixedReplayBuffer(WithPrior):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rl_training.data.batch import TransitionBatch
-from rl_training.data.replay.storage import Array, ReplayBuffer
+from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.errors import DataError
 from rl_training.state import Scalar, copy_tensor
 
@@ -60,18 +60,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.largest = torch.ones(self.num_seeds, dtype=torch.float64, device=self.device)
         self._seed = torch.arange(self.num_seeds, device=self.device).unsqueeze(1)
 
-    def add(
-        self,
-        obs: Array,
-        action: Array,
-        reward: Array,
-        next_obs: Array,
-        terminated: Array,
-        truncated: Array,
-    ) -> None:
-        """Store one step; new rows get the largest priority so far, so each is seen soon."""
-        start = self.inserted.value % self.capacity
-        super().add(obs, action, reward, next_obs, terminated, truncated)
+    def _added(self, start: int) -> None:
+        """Give new rows the largest priority so far, so that each is seen soon."""
         rows = torch.arange(start, start + self.num_envs, device=self.device)
         self._set(rows.expand(self.num_seeds, -1), self.largest.unsqueeze(1))
 

@@ -25,7 +25,13 @@ import torch
 from torch import Tensor
 
 from rl_training.data.batch import SequenceBatch
-from rl_training.data.replay.storage import Array, Fields, ReplayBuffer, untouched_zeros
+from rl_training.data.replay.storage import (
+    Array,
+    Fields,
+    ReplayBuffer,
+    StepArrays,
+    untouched_zeros,
+)
 from rl_training.errors import DataError
 
 NOT_FIRST = -1.0
@@ -45,6 +51,7 @@ class RecurrentReplayBuffer(ReplayBuffer):
         "_owners",
     )
     _apart = ("obs",)
+    _tracks_newest = True
 
     def __init__(
         self,
@@ -120,24 +127,17 @@ class RecurrentReplayBuffer(ReplayBuffer):
         slots = self.store[:, self.capacity :]
         return super().num_bytes + slots.numel() * slots.element_size()
 
-    def _values(
-        self,
-        obs: Array,
-        action: Array,
-        reward: Array,
-        next_obs: Array,
-        terminated: Array,
-        truncated: Array,
-    ) -> tuple[Array, ...]:
+    def _values(self, step: StepArrays) -> tuple[Array, ...]:
         """Return what the rows of a step hold, and keep the observations that begin episodes."""
         begins = self._at_start
         if self._restored:
-            begins, self._restored = begins | self._went_elsewhere(obs), False
+            begins, self._restored = begins | self._went_elsewhere(step.obs), False
         slot = np.full(begins.shape, NOT_FIRST, np.float32)
         for seed, env in zip(*(axis.tolist() for axis in begins.nonzero()), strict=True):
-            slot[seed, env] = self._keep(seed, env, obs[seed, env])
-        self._at_start = terminated | truncated
-        return next_obs, action, slot, reward, ~terminated, truncated
+            slot[seed, env] = self._keep(seed, env, step.obs[seed, env])
+        self._at_start = step.terminated | step.truncated
+        ended = (~step.terminated, step.truncated)
+        return step.next_obs, step.action, slot, step.reward, *ended
 
     def _keep(self, seed: int, env: int, obs: Array) -> int:
         """Keep the first observation of an episode; returns its slot."""
@@ -156,11 +156,6 @@ class RecurrentReplayBuffer(ReplayBuffer):
         newest = self.store[:, start : start + self.num_envs].cpu().numpy()
         differs: Array = (newest != obs.astype(newest.dtype)).reshape(*obs.shape[:2], -1).any(-1)
         return differs
-
-    def set_inserted(self, count: int) -> None:
-        """Say how many rows have been stored so far."""
-        super().set_inserted(count)
-        self._next.set(count)
 
     def sample(self, batch_size: int) -> SequenceBatch:  # type: ignore[override]  # of sequences
         """Draw `batch_size` sequences per seed, uniformly and with replacement."""

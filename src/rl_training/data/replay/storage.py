@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +45,17 @@ def untouched_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.devi
     return torch.from_numpy(raw[start : start + size]).view(dtype).view(*shape)
 
 
+class StepArrays(NamedTuple):
+    """One step of all environments, arrays `[S, n, ...]`."""
+
+    obs: Array
+    action: Array
+    reward: Array
+    next_obs: Array
+    terminated: Array
+    truncated: Array
+
+
 class ReplayBuffer:
     """Ring of transitions with uniform sampling."""
 
@@ -56,6 +67,8 @@ class ReplayBuffer:
     """Of the dataset that batches are drawn from, where there is one."""
     _apart: ClassVar[tuple[str, ...]] = ()
     """Fields that a subclass stores and reads in its own way."""
+    _tracks_newest: ClassVar[bool] = False
+    """Whether what is drawn depends on which row is the newest; n-step returns always do."""
 
     def __init__(
         self,
@@ -197,25 +210,23 @@ class ReplayBuffer:
             reward = scale_rewards(reward, self.reward_scale, self.reward_shift)
         start = self.inserted.value % self.capacity
         stop = start + self.num_envs
-        values = self._values(obs, action, reward, next_obs, terminated, truncated)
+        step = StepArrays(obs, action, reward, next_obs, terminated, truncated)
+        values = self._values(step)
         if self._arrays is not None:
             for array, value in zip(self._arrays.values(), values, strict=True):
                 array[:, start:stop] = value
         else:
             self._send(slice(start, stop), dict(zip(self.rows, values, strict=True)))
         self.set_inserted(self.inserted.value + self.num_envs)
+        self._added(start)
 
-    def _values(
-        self,
-        obs: Array,
-        action: Array,
-        reward: Array,
-        next_obs: Array,
-        terminated: Array,
-        truncated: Array,
-    ) -> tuple[Array, ...]:
+    def _values(self, step: StepArrays) -> tuple[Array, ...]:
         """Return what the rows of a step hold, in the order of the fields."""
-        return obs, action, next_obs, reward, ~terminated, truncated
+        ended = (~step.terminated, step.truncated)
+        return step.obs, step.action, step.next_obs, step.reward, *ended
+
+    def _added(self, start: int) -> None:
+        """Take note of a new step, whose rows begin at `start`; uniform sampling need not."""
 
     def _send(self, place: slice, values: Mapping[str, Array]) -> None:
         """Store one step on another device, with one transfer for all fields of the table."""
@@ -234,7 +245,7 @@ class ReplayBuffer:
         """Say how many rows have been stored so far."""
         self.inserted.value = count
         self._size.set(len(self))
-        if self.n_step > 1:
+        if self.n_step > 1 or self._tracks_newest:
             self._next.set(count)
 
     def set_progress(self, progress: float) -> None:
@@ -250,6 +261,10 @@ class ReplayBuffer:
     def draw_rows(self, rng: Rng, batch_size: int) -> Tensor:
         """Draw the rows of a batch, `[S, B]`."""
         return rng.integers(self._size.tensor, batch_size)
+
+    def _back_from_newest(self, rows: Tensor) -> Tensor:
+        """Turn row numbers into numbers counted back from the newest row, or those into rows."""
+        return (self._next.tensor - 1 - rows) % self.capacity
 
     def observation_blocks(self) -> Iterator[tuple[Tensor, float]]:
         """Give all observations once, `[S or 1, block, ...]`, and how many rows each counts for."""
@@ -320,8 +335,8 @@ class ReplayBuffer:
             The sum, the discount of the bootstrap, and the row whose successor bootstraps, all
             `[S, B]`.
         """
-        age_of_newest = (self._next.tensor - 1 - index) % self.capacity  # steps to the newest row
-        ahead = age_of_newest // self.num_envs  # later steps of the same environment
+        # Later steps of the same environment.
+        ahead = self._back_from_newest(index) // self.num_envs
         steps = torch.arange(self.n_step, device=self.device)
         rows = (index.unsqueeze(-1) + steps * self.num_envs) % self.capacity  # [S, B, n]
         scalars = self._scalar_rows(self._flat(rows.flatten(1)))
@@ -347,7 +362,11 @@ class ReplayBuffer:
         return {"inserted": self.inserted.state_dict(), "rng": self.rng.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore everything but the rows."""
+        """Restore everything but the rows.
+
+        Raises:
+            CheckpointError: When the state is of another kind of buffer, or of other data.
+        """
         require_same_keys(self.state_dict(), state, type(self).__name__)
         self._restore(state)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from rl_training.data.replay.prior import Mixed
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.rng import Rng
-from rl_training.state import Counter, require_same_keys
+from rl_training.state import Counter
 
 
 class SyntheticBuffer(Mixed):
@@ -25,6 +25,8 @@ class SyntheticBuffer(Mixed):
 
     A checkpoint holds them: to imagine them anew would take the weights of then.
     """
+
+    _tracks_newest = True
 
     def __init__(
         self,
@@ -80,22 +82,14 @@ class SyntheticBuffer(Mixed):
         self.kept.value = kept
         self.set_inserted(self.inserted.value + count)
 
-    def set_inserted(self, count: int) -> None:
-        """Say how many rows have been stored so far."""
-        super().set_inserted(count)
-        self._next.set(count)
-
     def draw_rows(self, rng: Rng, batch_size: int) -> Tensor:
         """Draw among the newest rows, `[S, B]`."""
-        age = rng.integers(self._size.tensor, batch_size)
-        return (self._next.tensor - 1 - age) % self.capacity
+        return self._back_from_newest(rng.integers(self._size.tensor, batch_size))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the rows."""
         return super().state_dict() | {"kept": self.kept.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore everything but the rows."""
-        require_same_keys(self.state_dict(), state, type(self).__name__)
+    def _restore(self, state: Mapping[str, Any]) -> None:
         self.kept.load_state_dict(state["kept"])
-        super().load_state_dict(state)
+        super()._restore(state)

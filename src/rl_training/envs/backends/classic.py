@@ -4,6 +4,10 @@ Bit-identical to the same environments run one by one: every environment draws f
 generator, seeded as in `SeedVectorEnv`, and every float64 operation is Gymnasium's or differs from
 it by an exact power of two, so the mode in which environments run does not change a result.
 
+Why not Gymnasium's `CartPoleVectorEnv`: it takes one seed for all environments, draws all starts
+from one generator and resets on the next step. Used for its dynamics alone, with our generators and
+resets around it, it gives the same bits at 0.25 (8 environments) and 0.40 (64) of the speed.
+
 Shapes: S seeds, n environments per seed; all S * n are stepped by the same operations.
 """
 

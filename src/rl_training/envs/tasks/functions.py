@@ -105,13 +105,7 @@ def own_function(name: str, kind: Kind, *, may_import: bool = True) -> StateFunc
             "imported, because importing runs its code; if you trust it, import it in Python "
             "before loading the checkpoint, or use rl-training eval"
         )
-    try:
-        module = import_named(module_name, f"{kind.word} {name}")
-    except (Exception, SystemExit) as error:
-        raise EnvError(
-            f"{kind.word} {name}: module {module_name!r} cannot be imported "
-            f"({type(error).__name__}: {error}); install it or put its folder on PYTHONPATH"
-        ) from error
+    module = import_named(module_name, f"{kind.word} {name}")
     # Not getattr: a module's own __getattr__ may import more.
     function = vars(module).get(attribute)
     # Looked for rather than looked up: what is named need not be hashable.

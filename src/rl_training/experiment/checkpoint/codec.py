@@ -3,7 +3,7 @@
 The structure is plain JSON in which an object with a key that starts with one "$" stands for a
 leaf: `$tensor` and `$array` refer to a tensor by name, `$int` is a large integer in hexadecimal,
 `$float` the eight bytes of a NaN or infinity.  A "$" of the user's own is doubled.
-`state_tree.py` says what a tree may hold.
+`tree.py` says what a tree may hold; `envs/plain.py` makes such trees of what environments hold.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from rl_training.errors import RLTrainingError
 from rl_training.rng import Rng
@@ -150,20 +150,16 @@ def unflatten(structure: Any, tensors: Iterator[Tensor]) -> Any:
 
 def contiguous(value: Any) -> Any:
     """Return nested tuples, mappings and dataclasses with every tensor contiguous."""
-    if isinstance(value, Tensor):
-        return value.contiguous()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        return dataclasses.replace(
-            value, **{field.name: contiguous(getattr(value, field.name)) for field in fields}
-        )
-    if isinstance(value, Mapping):
-        return {name: contiguous(item) for name, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(contiguous(item) for item in value))
-    if isinstance(value, list | tuple):
-        return tuple(contiguous(item) for item in value)
-    return value
+
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.contiguous()
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            fields = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+            return dataclasses.replace(leaf, **contiguous(fields))
+        return leaf
+
+    return tree_map(moved, value)
 
 
 def trace(source: Source, arguments: Sequence[Any] = ()) -> Trace:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from rl_training._version import __version__
 from rl_training.errors import CheckpointError, NonFiniteError, RLTrainingError
 from rl_training.experiment.checkpoint import files
+from rl_training.state import tensors_in
 
 if TYPE_CHECKING:
     from rl_training.runtime.session import Session
@@ -29,15 +30,6 @@ NOT_CHECKED = frozenset({"clock", "stop_rule", "collector"})
 _E = TypeVar("_E", bound=RLTrainingError)
 
 
-def tensors_in(tree: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a state with their dotted names."""
-    if isinstance(tree, Mapping):
-        for name, value in tree.items():
-            yield from tensors_in(value, f"{path}.{name}")
-    elif isinstance(tree, Tensor):
-        yield path, tree
-
-
 def non_finite(states: Mapping[str, Any]) -> list[str]:
     """Return the names of the tensors that hold NaN or infinity and must not; one host read each.
 
@@ -46,9 +38,8 @@ def non_finite(states: Mapping[str, Any]) -> list[str]:
     """
     checked = {name: state for name, state in states.items() if name not in NOT_CHECKED}
     return [
-        path
-        for part, state in checked.items()
-        for path, tensor in tensors_in(state, part)
+        ".".join(path)
+        for path, tensor in tensors_in(checked).items()
         if tensor.is_floating_point() and not bool(tensor.isfinite().all())
     ]
 
@@ -87,7 +78,7 @@ def with_diagnostics(session: Session, error: _E) -> _E:
 def describe(session: Session, error: RLTrainingError) -> dict[str, Any]:
     """Return what there is to know about a run that stopped, as JSON."""
     states = {name: session.parts[name].state_dict() for name in ("learner", "recorder")}
-    tensors = [pair for name, state in states.items() for pair in tensors_in(state, name)]
+    tensors = list(tensors_in(states).items())[:MAX_TENSORS]
     members = [member.label for member in session.config.members]
     rates = [session.learner.schedule_values(index) for index in range(len(members))]
     return {
@@ -99,7 +90,7 @@ def describe(session: Session, error: RLTrainingError) -> dict[str, Any]:
         "last_checkpoints": [str(path) for path in session.newest_checkpoints],
         "first_bad_update": dict(zip(members, session.recorder.first_bad(), strict=True)),
         "not_finite": non_finite(states),
-        "tensors": {name: _describe_tensor(tensor) for name, tensor in tensors[:MAX_TENSORS]},
+        "tensors": {".".join(path): _describe_tensor(tensor) for path, tensor in tensors},
         "schedules": dict(zip(members, rates, strict=True)),
         "metrics": {name: _number(value) for name, value in session.state.metrics.items()},
         "config": session.config.resolved(),

@@ -25,9 +25,9 @@ from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.runs import SAVED_FILE, read_description, run_id
 from rl_training.experiment.yaml_loader import load_yaml
-from rl_training.runtime.groups import Warn, group_folders, load_group
-from rl_training.runtime.headers import checked
-from rl_training.runtime.saving import BEST_FILE
+from rl_training.runtime.checkpoints.group import Warn, group_folders, load_group
+from rl_training.runtime.checkpoints.header import checked
+from rl_training.runtime.checkpoints.saver import BEST_FILE
 from rl_training.validation import parse
 
 Start = tuple[TrainConfig, Sequence[LoadedCheckpoint]]

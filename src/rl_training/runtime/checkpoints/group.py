@@ -16,7 +16,7 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.runs import member_folders
-from rl_training.runtime.headers import checked
+from rl_training.runtime.checkpoints.header import checked
 from rl_training.validation import parse
 
 Warn = Callable[[str], None]

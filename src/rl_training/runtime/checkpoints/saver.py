@@ -26,8 +26,8 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import mark_saved, run_id
-from rl_training.runtime.health.diagnostics import non_finite, tensors_in
-from rl_training.state import require_same_keys
+from rl_training.runtime.health.diagnostics import non_finite
+from rl_training.state import require_same_keys, tensors_in
 
 BEST_FILE = "best.json"
 
@@ -243,10 +243,10 @@ def bytes_of_checkpoints(parts: Mapping[str, Any], keep: int) -> int:
     Rows of the replay are stored once, whatever the number of checkpoints; beside those kept there
     may be the best, and the one being written.
     """
-    learner = sum(t.nbytes for _, t in tensors_in(parts["learner"].state_dict(), "learner"))
+    learner = sum(t.nbytes for t in tensors_in(parts["learner"].state_dict()).values())
     segmented = [part for part in parts.values() if _has_segments(part)]
-    tables = [tensors_in(getattr(part, "rows", None), "rows") for part in segmented]
-    rows = sum(tensor.nbytes for table in tables for _, tensor in table)
+    tables = [tensors_in(getattr(part, "rows", None)) for part in segmented]
+    rows = sum(tensor.nbytes for table in tables for tensor in table.values())
     return (keep + 2) * learner + rows
 
 

@@ -1,0 +1,4 @@
+"""A run to its checkpoints and back: saving, finding where to go on, another run's networks.
+
+How a checkpoint lies on disk is in `experiment.checkpoint`.
+"""
