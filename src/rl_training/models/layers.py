@@ -129,7 +129,9 @@ class StackedLinear(nn.Module):
 
     def operands(self, members: Tensor | slice | None = None) -> tuple[Tensor, Tensor]:
         """Return weight and bias of all or some members, in the format of the product."""
-        weight, bias = (chosen_members(tensor, members) for tensor in self.affine())
+        weight, bias = self.affine()
+        if members is not None:
+            weight, bias = chosen_members(weight, members), chosen_members(bias, members)
         if self.compute_dtype is None:
             return weight, bias
         return weight.to(self.compute_dtype), bias.to(self.compute_dtype)
@@ -211,6 +213,8 @@ class StackedLayerNorm(nn.Module):
 
     def operands(self, members: Tensor | slice | None = None) -> tuple[Tensor, Tensor]:
         """Return scale and shift of all or some members."""
+        if members is None:
+            return self.scale, self.shift
         return chosen_members(self.scale, members), chosen_members(self.shift, members)
 
     def forward(self, x: Tensor, members: Tensor | slice | None = None) -> Tensor:
