@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from rl_training import TOP_LEVEL
 from rl_training.experiment.registry import class_names
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "rl_training"
@@ -27,6 +28,10 @@ def stubs() -> dict[Path, str]:
         f"from rl_training.algorithms.{module} import {name} as {name}Algorithm"
         for name, module in names.items()
     )
+    others = "\n".join(
+        f"from {module} import {name} as {name}"
+        for name, module in sorted(TOP_LEVEL.items(), key=lambda pair: (pair[1], pair[0]))
+    )
     return {
         PACKAGE / "api" / "algorithms.pyi": (
             f"{HEADER}from rl_training.api.agent import Agent as Agent\n\n"
@@ -38,7 +43,7 @@ def stubs() -> dict[Path, str]:
         PACKAGE / "__init__.pyi": (
             f"{HEADER}# ruff: noqa: N811, F401\n"
             f"from rl_training._version import __version__ as __version__\n{learners}\n"
-            f"{managed}\nfrom rl_training.experiment.config import TrainConfig as TrainConfig\n"
+            f"{managed}\n{others}\n\nTOP_LEVEL: dict[str, str]\n"
         ),
     }
 

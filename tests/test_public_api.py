@@ -225,13 +225,13 @@ def test_several_seeds_give_the_agent_of_the_first(tmp_path: Path) -> None:
     assert saved.config.seed == 4
 
 
-def test_learning_twice_with_one_name_is_refused_and_keeps_the_agent(tmp_path: Path) -> None:
+def test_learning_again_goes_on_and_a_suffix_begins_a_new_run(tmp_path: Path) -> None:
     agent = managed_class("sac")(tiny_config("sac", tmp_path, total_timesteps=16))
-    first = agent.learn()
-    with pytest.raises(ConfigError, match="is taken"):
-        agent.learn()
-    assert agent.result is first
-    assert agent.learn(run_suffix="2").run_dir.name == "run_2"
+    first = agent.learn(progress=False)
+    again = agent.learn(progress=False)
+    assert (again.run_dir, again.metrics["global_step"]) == (first.run_dir, 32)
+    other = agent.learn(progress=False, run_suffix="2")
+    assert (other.run_dir.name, other.metrics["global_step"]) == ("run_2", 16)
 
 
 def test_a_folder_in_the_way_of_save_is_an_error_of_ours(sac: Agent, tmp_path: Path) -> None:

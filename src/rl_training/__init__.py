@@ -6,18 +6,35 @@ behind `SAC`.  Names are loaded when first used, so that importing the package i
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from rl_training._version import __version__
 
-__all__ = ["TrainConfig", "__version__"]
+__all__ = [
+    "Callback",
+    "OfflineDataset",
+    "PruneTrial",
+    "SaveEvery",
+    "StopOnReturn",
+    "TrainConfig",
+    "TrainerState",
+    "__version__",
+]
+TOP_LEVEL = {
+    "TrainConfig": "rl_training.experiment.config",
+    "OfflineDataset": "rl_training.data",
+    **dict.fromkeys(
+        ("Callback", "PruneTrial", "SaveEvery", "StopOnReturn", "TrainerState"),
+        "rl_training.runtime.callbacks",
+    ),
+}
+"""Names beside the methods, by the module that each is in."""
 
 
 def __getattr__(name: str) -> Any:
-    if name == "TrainConfig":
-        from rl_training.experiment.config import TrainConfig
-
-        return TrainConfig
+    if name in TOP_LEVEL:
+        return getattr(import_module(TOP_LEVEL[name]), name)
     from rl_training.experiment.registry import class_names, get_algorithm_spec
 
     names = class_names()

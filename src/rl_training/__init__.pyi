@@ -37,4 +37,12 @@ from rl_training.api.algorithms import TD3 as TD3
 from rl_training.api.algorithms import TD3BC as TD3BC
 from rl_training.api.algorithms import DiscreteCQL as DiscreteCQL
 from rl_training.api.algorithms import Dreamer as Dreamer
+from rl_training.data import OfflineDataset as OfflineDataset
 from rl_training.experiment.config import TrainConfig as TrainConfig
+from rl_training.runtime.callbacks import Callback as Callback
+from rl_training.runtime.callbacks import PruneTrial as PruneTrial
+from rl_training.runtime.callbacks import SaveEvery as SaveEvery
+from rl_training.runtime.callbacks import StopOnReturn as StopOnReturn
+from rl_training.runtime.callbacks import TrainerState as TrainerState
+
+TOP_LEVEL: dict[str, str]

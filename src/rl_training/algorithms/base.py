@@ -157,6 +157,8 @@ class Learner(Stateful, Generic[BatchT]):
         self.rng = Rng(seeds, "learner", self.device)
         self.num_updates = Counter()
         self.progress = 0.0
+        self.rate_factor = 1.0
+        """What the run multiplies learning rates by, beside their schedule."""
         self.setup_inputs()
         self.setup()
         require_found(self)
@@ -381,7 +383,7 @@ class Learner(Stateful, Generic[BatchT]):
     def set_progress(self, progress: float) -> None:
         """Move every schedule to `progress`, the share of the planned run that is done."""
         self.progress = min(max(progress, 0.0), 1.0)
-        factor = learning_rate_factor(self.config.lr_schedule, self.progress)
+        factor = self.rate_factor * learning_rate_factor(self.config.lr_schedule, self.progress)
         for optimizer in self.optimizers():
             optimizer.rate.set(optimizer.base_learning_rate * factor)
 

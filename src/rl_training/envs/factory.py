@@ -35,15 +35,18 @@ import numpy as np
 from gymnasium import spaces
 
 from rl_training.envs.atari import AtariFrames, AtariLives, AtariOptions, emulator_kwargs
+from rl_training.envs.given import is_given, make_given
 from rl_training.envs.named_modules import import_named
 from rl_training.envs.options import PixelOptions, WrapperOptions, is_atari, wrapper_options
 from rl_training.envs.spec import AnyEnv
 from rl_training.envs.tasks.games import register_games
+from rl_training.envs.tasks.spaces_only import register_spaces_only
 from rl_training.envs.wrappers import OneHotObservation, PixelObservation, RewardTransform
-from rl_training.errors import ConfigError, EnvError, MissingExtraError
+from rl_training.errors import ConfigError, EnvError, MissingExtraError, RLTrainingError
 
 logger = logging.getLogger(__name__)
 register_games()
+register_spaces_only()
 
 _EXTRA_OF_MODULE = {"gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d"}
 _REFUSED_ARGUMENT = re.compile(
@@ -65,6 +68,9 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> AnyEnv
     max_episode_steps = _episode_limit(env_id, kwargs.pop("max_episode_steps", None))
     if kwargs.get("render_mode") is None:
         kwargs.pop("render_mode", None)
+    if is_given(env_id):
+        given = guarded_given(env_id, kwargs, max_episode_steps)
+        return _wrapped(given, options)
     own_class = _is_own_class(env_id)
     if options.pixels is not None and _takes_render_mode(env_id, own_class):
         kwargs.setdefault("render_mode", "rgb_array")
@@ -95,6 +101,12 @@ def _episode_limit(env_id: str, value: object) -> int | None:
             f"env_kwargs.max_episode_steps of {env_id} must be an integer >= 1, got {value!r}"
         )
     return value
+
+
+def guarded_given(env_id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> AnyEnv:
+    """Make an environment that was handed over in Python; every failure is one of our errors."""
+    env: AnyEnv = _construct(env_id, lambda **given: make_given(env_id, given), None, kwargs)
+    return env if max_episode_steps is None else gym.wrappers.TimeLimit(env, max_episode_steps)
 
 
 def _is_own_class(env_id: str) -> bool:
@@ -243,6 +255,8 @@ def _construct(
             f"{env_id}{known}; "
             f"max_episode_steps, render_mode and wrappers are taken for every environment"
         ) from error
+    except RLTrainingError:
+        raise
     except (Exception, SystemExit) as error:
         raise EnvError(
             f"environment {env_id} could not be made with {kwargs}: {type(error).__name__}: {error}"

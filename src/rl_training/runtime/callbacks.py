@@ -1,15 +1,57 @@
-"""Callbacks: they observe a run, and may ask it to stop; they change nothing else."""
+"""Callbacks: they observe a run, and may ask it to stop, save, evaluate or learn more slowly.
+
+What they ask for is done at the end of the pass in which they ask, in the run's fixed order.  A
+callback cannot change a parameter: the learner that it sees is a view.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rl_training.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from rl_training.algorithms.base import AnyLearner
+
+
+class LearnerView:
+    """What a callback sees of the learner; nothing that it gives out is the learner's own."""
+
+    def __init__(self, learner: AnyLearner) -> None:
+        self._learner = learner
+
+    @property
+    def num_updates(self) -> int:
+        """Updates done so far."""
+        return self._learner.num_updates.value
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings of the method."""
+        return self._learner.config.model_dump()
+
+    def networks(self) -> dict[str, torch.nn.Module]:
+        """Return copies of the networks; parameters have the seeds as their first axis."""
+        import copy
+
+        return {n: copy.deepcopy(getattr(self._learner, n)) for n in self._learner.network_names}
+
+    def act(self, obs: torch.Tensor) -> torch.Tensor:
+        """Choose the best actions for `obs` `[S, n, ...]`, in learner units."""
+        import torch
+
+        with torch.inference_mode():
+            return self._learner.act(obs.to(self._learner.device), explore=False)
 
 
 @dataclass
 class TrainerState:
-    """What a callback sees of a run."""
+    """What a callback sees of a run, and what it may ask for."""
 
     algo: str
     env_id: str
@@ -22,10 +64,39 @@ class TrainerState:
     metrics: dict[str, float] = field(default_factory=dict)
     """Latest value of every metric, averaged over seeds."""
     stop_reason: str | None = None
+    learner: LearnerView | None = None
+    """The learner, to look at; None before the run begins."""
+    learning_rate_factor: float = 1.0
+    """What learning rates are multiplied by, beside their schedule; part of the checkpoint."""
+    wants_save: bool = False
+    wants_evaluation: bool = False
+    to_log: dict[str, float] = field(default_factory=dict)
 
     def request_stop(self, reason: str) -> None:
         """Ask the run to end after the current step; it is saved as usual."""
         self.stop_reason = self.stop_reason or reason
+
+    def request_save(self) -> None:
+        """Ask for a checkpoint after the current step."""
+        self.wants_save = True
+
+    def request_evaluation(self) -> None:
+        """Ask for an evaluation after the current step."""
+        self.wants_evaluation = True
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply every learning rate by `factor` from the next update on, beside its schedule.
+
+        Raises:
+            ConfigError: When the factor is not a number above 0.
+        """
+        if not 0 < factor < float("inf"):
+            raise ConfigError(f"scale_learning_rate(factor) must be > 0 and finite, got {factor!r}")
+        self.learning_rate_factor = float(factor)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Write numbers of your own to the run's log, as a line of kind `callback`."""
+        self.to_log |= {name: float(value) for name, value in values.items()}
 
 
 class Callback:
@@ -51,3 +122,91 @@ class Callback:
 
     def on_end(self, state: TrainerState) -> None:
         """The run is over, finished or stopped."""
+
+
+StepFunction: TypeAlias = Callable[[TrainerState], object]
+Callbacks: TypeAlias = Callback | StepFunction | Sequence[Callback | StepFunction]
+
+
+class FunctionCallback(Callback):
+    """Calls a function after every pass; the run stops when it returns False."""
+
+    def __init__(self, function: StepFunction) -> None:
+        self.function = function
+
+    def on_step(self, state: TrainerState) -> None:
+        """Call it."""
+        if self.function(state) is False:
+            name = getattr(self.function, "__name__", "the callback")
+            state.request_stop(f"{name} returned False")
+
+
+def as_callbacks(given: Callbacks | None) -> tuple[Callback, ...]:
+    """Return one callback or function, or a list of them, as callbacks.
+
+    Raises:
+        ConfigError: When one is neither.
+    """
+    if given is None:
+        return ()
+    listed = list(given) if isinstance(given, Sequence) else [given]
+    return tuple(_as_callback(one) for one in listed)
+
+
+def _as_callback(given: object) -> Callback:
+    if isinstance(given, Callback):
+        return given
+    if isinstance(given, type) and issubclass(given, Callback):
+        raise ConfigError(
+            f"callbacks: {given.__name__} is a class; give an instance, {given.__name__}()"
+        )
+    if callable(given):
+        return FunctionCallback(given)
+    raise ConfigError(
+        "callbacks must be rl_training.Callback objects or functions of the run's state, got "
+        f"{given!r}"
+    )
+
+
+class StopOnReturn(Callback):
+    """Stops once the mean evaluation return has reached a target several times in a row."""
+
+    def __init__(self, target: float, patience: int = 1) -> None:
+        self.target, self.patience, self._count = target, patience, 0
+
+    def on_evaluation(self, state: TrainerState, returns: Sequence[Sequence[float]]) -> None:  # noqa: ARG002
+        """Count evaluations at the target."""
+        reached = state.metrics["eval_return_mean"] >= self.target
+        self._count = self._count + 1 if reached else 0
+        if self._count >= self.patience:
+            state.request_stop(f"eval_return_mean reached {self.target:g}")
+
+
+class SaveEvery(Callback):
+    """Asks for a checkpoint every so many steps, beside those of `checkpoint_interval`."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self._next = steps, steps
+
+    def on_start(self, state: TrainerState) -> None:
+        """Begin to count at the run's step."""
+        self._next = (state.step // self.steps + 1) * self.steps
+
+    def on_step(self, state: TrainerState) -> None:
+        """Ask when it is time."""
+        if state.step >= self._next:
+            self._next = (state.step // self.steps + 1) * self.steps
+            state.request_save()
+
+
+class PruneTrial(Callback):
+    """Reports evaluations to an Optuna trial and stops the run where it would be pruned."""
+
+    def __init__(self, trial: Any) -> None:
+        self.trial = trial
+
+    def on_evaluation(self, state: TrainerState, returns: Sequence[Sequence[float]]) -> None:  # noqa: ARG002
+        """Report the mean return at this step."""
+        self.trial.report(state.metrics["eval_return_mean"], state.step)
+        if self.trial.should_prune():
+            state.request_stop("pruned by Optuna")

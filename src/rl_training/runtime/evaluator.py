@@ -16,6 +16,7 @@ import torch
 from rl_training.algorithms.base import AnyLearner
 from rl_training.envs.options import evaluation_kwargs
 from rl_training.envs.seeds import SeedVectorEnv
+from rl_training.envs.tasks.spaces_only import require_environment
 from rl_training.rng import Rng, derive_seed
 
 MAX_PARALLEL = 32
@@ -38,6 +39,7 @@ class Evaluator:
 
     def evaluate(self, learner: AnyLearner, num_episodes: int, step: int) -> list[list[float]]:
         """Return the episode returns of each seed, `[S][num_episodes]`."""
+        require_environment(self.env_id)
         returns: list[list[float]] = [[] for _ in self.seeds]
         chunk = 0
         while (missing := num_episodes - len(returns[0])) > 0:

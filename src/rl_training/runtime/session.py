@@ -21,8 +21,8 @@ from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricLogger, open_loggers
 from rl_training.experiment.runs import member_folders
-from rl_training.runtime.callbacks import Callback, TrainerState
-from rl_training.runtime.checkpoints.saver import Part, Saver, restore_parts
+from rl_training.runtime.callbacks import Callback, LearnerView, TrainerState
+from rl_training.runtime.checkpoints.saver import ADJUSTMENTS, Part, Saver, restore_parts
 from rl_training.runtime.checkpoints.warm_start import Origin
 from rl_training.runtime.compile.runner import Accelerator
 from rl_training.runtime.early_stopping import StopRule
@@ -49,6 +49,13 @@ class Clock(Stateful):
         self.last_returns = torch.full(shape, torch.nan, dtype=torch.float64)
 
 
+class Adjustments(Stateful):
+    """What callbacks have changed about the run."""
+
+    def __init__(self) -> None:
+        self.learning_rate_factor = torch.ones((), dtype=torch.float64)
+
+
 class Session:
     """One run in progress."""
 
@@ -72,7 +79,12 @@ class Session:
         self.total = config.total_timesteps
         self.clock = Clock(self.total, len(self.seeds), config.eval_episodes)
         self.stop_rule = StopRule(config.algo_config.early_stopping)
-        self.parts: dict[str, Part] = {"clock": self.clock, "stop_rule": self.stop_rule}
+        self.adjustments = Adjustments()
+        self.parts: dict[str, Part] = {
+            "clock": self.clock,
+            "stop_rule": self.stop_rule,
+            ADJUSTMENTS: self.adjustments,
+        }
         self.callbacks = tuple(callbacks)
         self.state = TrainerState(
             config.algo, config.env_id, self.seeds, Path(), total_timesteps=self.total
@@ -149,6 +161,9 @@ class Session:
         offsets = [] if is_new else [c.header["log_offset"] for c in self._restore_from]
         self._loggers = open_loggers(self.config, self.run_dir, self._folders, offsets, step)
         self.has_begun = True
+        self.state.learner = LearnerView(self.learner)
+        self.state.learning_rate_factor = float(self.adjustments.learning_rate_factor)
+        self.learner.rate_factor = self.state.learning_rate_factor
         messages += [logger.note for logger in self._loggers if logger.note is not None]
         for logger in self._loggers if not offsets else ():
             logger.log_notes(notes)
@@ -239,10 +254,25 @@ class Session:
             new_best = self.evaluate()
         for callback in self.callbacks:
             callback.on_step(self.state)
+        new_best = self._obey_callbacks() or new_best
         self.pause(new_best or self.crossed(self.config.checkpoint_interval))
         if self._stop_at is not None and self.step >= self._stop_at:
             self.state.request_stop("stop_at")
         self._next_event = self._next_due()
+
+    def _obey_callbacks(self) -> bool:
+        """Do what callbacks have asked for; returns whether to save."""
+        state = self.state
+        self.adjustments.learning_rate_factor.fill_(state.learning_rate_factor)
+        self.learner.rate_factor = state.learning_rate_factor
+        if state.to_log:
+            values, state.to_log = state.to_log, {}
+            self.log_extra("callback", [values] * len(self.seeds))
+        due = state.wants_save
+        if state.wants_evaluation:
+            due = self.evaluate() or due
+        state.wants_save = state.wants_evaluation = False
+        return due
 
     def pause(self, due: bool = False) -> None:
         """Save when that is due, and leave when a signal asks for it.

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from rl_training.envs.given import is_object, stepped_itself
 from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.errors import ConfigError, EnvError, NonFiniteError, exit_is_error
@@ -104,6 +105,11 @@ def _run(
     stop_at: int | None = None,
 ) -> TrainResult:
     spec = get_algorithm_spec(config.algo)
+    if is_object(config.env_id) and config.num_envs * len(config.members) > 1:
+        raise ConfigError(
+            f"{config.env_id} is one environment, but num_envs {config.num_envs} with "
+            f"{len(config.members)} seeds needs more; give a function that makes it"
+        )
     device = choose_device(config.device)
     require_trackers(config.trackers)
     with ExitStack() as stack:
@@ -135,13 +141,15 @@ def _run(
         torch.set_num_threads(choice.threads)
         envs, loop = None, spec.loop_of(config.algo_config)
         if loop in ONLINE:
-            envs = SeedVectorEnv.make(
-                config.env_id,
-                config.env_kwargs,
-                config.num_envs,
-                config.all_seeds,
-                config.vector_mode,
-            )
+            with stepped_itself():
+                envs = SeedVectorEnv.make(
+                    config.env_id,
+                    config.env_kwargs,
+                    config.num_envs,
+                    config.all_seeds,
+                    config.vector_mode,
+                    spec=task,
+                )
             stack.callback(envs.close)
         session = Session(
             config,

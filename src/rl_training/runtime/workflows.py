@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
-from rl_training.algorithms.base import AnyLearner
+from rl_training.algorithms.base import ActingState, AnyLearner
+from rl_training.envs.probe import probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError, DataError, exit_is_error
 from rl_training.experiment.checkpointing import (
@@ -55,8 +57,16 @@ class LoadedAgent:
         """
         self.learner.see_task(self.env_spec, self.config.env_kwargs, may_import=True)
 
-    def predict(self, obs: ArrayLike, *, deterministic: bool = True) -> NDArray[Any]:
+    def predict(
+        self, obs: ArrayLike, state: ActingState | None = None, *, deterministic: bool = True
+    ) -> NDArray[Any]:
         """Choose an action for an observation, or for each of a batch, in the task's units.
+
+        Args:
+            obs: One observation, or several.
+            state: What the learner remembers of the episodes in progress, one for each
+                observation; it is moved on in place.  None acts as at the start of episodes.
+            deterministic: Take the policy's best action, or sample.
 
         Raises:
             DataError: When the observation has another shape than the task's.
@@ -83,10 +93,21 @@ class LoadedAgent:
             raise DataError("the observation holds NaN or infinity")
         with torch.inference_mode():
             obs_tensor = torch.from_numpy(np.ascontiguousarray(batch)).to(self.learner.device)
-            act = self.learner.act if deterministic else self.learner.draw_action
-            action = act(obs_tensor.unsqueeze(0))
+            action = self._chosen(obs_tensor.unsqueeze(0), state, deterministic)
         actions: NDArray[Any] = self.env_spec.scale_action(action[0].cpu().numpy())
         return actions[0] if single else actions
+
+    def _chosen(self, obs: Tensor, state: ActingState | None, deterministic: bool) -> Tensor:
+        learner = self.learner
+        if state is None:
+            return learner.act(obs) if deterministic else learner.draw_action(obs)
+        count = next((t.shape[1] for t in vars(state).values() if isinstance(t, Tensor)), None)
+        if count not in (None, obs.shape[1]):
+            raise DataError(
+                f"the state is that of {count} environments, but there are {obs.shape[1]} "
+                "observations; make one with initial_state(num_envs)"
+            )
+        return learner.act_from(state, obs) if deterministic else learner.sample_from(state, obs)
 
 
 def load_agent(
@@ -167,17 +188,25 @@ def evaluate_agent(
     *,
     seed: int | None = None,
     deterministic: bool | None = None,
+    env_id: str | None = None,
 ) -> EvalResult:
-    """Run whole episodes with an agent's policy, see `evaluate_checkpoint`."""
+    """Run whole episodes with an agent's policy, see `evaluate_checkpoint`.
+
+    `env_id` names another task with the same spaces, made without the run's `env_kwargs`.
+    """
     count = num_episodes if num_episodes is not None else max(agent.config.eval_episodes, 1)
     if count < 1:
         raise DataError(f"num_episodes must be >= 1, got {count}")
     # Training evaluates with (seed, step); another stream keeps these episodes unseen.
     base = agent.config.seed + 1_000_003 if seed is None else seed
     agent.import_task()
+    env_kwargs = agent.config.env_kwargs
+    if env_id is not None and env_id != agent.config.env_id:
+        env_kwargs = {}
+        probe_env(env_id).require_same_task(agent.env_spec, "evaluate on a task of the same spaces")
     evaluator = Evaluator(
-        agent.config.env_id,
-        agent.config.env_kwargs,
+        agent.config.env_id if env_id is None else env_id,
+        env_kwargs,
         (base,),
         deterministic=agent.config.eval_deterministic if deterministic is None else deterministic,
     )

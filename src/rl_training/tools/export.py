@@ -106,7 +106,7 @@ def export_agent(agent: LoadedAgent, target: Path, format: str = "onnx") -> Expo
     """
     if format not in FORMATS:
         raise ConfigError(f"--format must be {' or '.join(FORMATS)}, got {format!r}")
-    _require_function(agent)
+    require_function(agent)
     policy = Policy(agent).eval()
     write, read = (_write_onnx, _read_onnx) if format == "onnx" else (_write_torch, _read_torch)
     try:
@@ -137,7 +137,12 @@ def describe(agent: LoadedAgent) -> dict[str, Any]:
     }
 
 
-def _require_function(agent: LoadedAgent) -> None:
+def require_function(agent: LoadedAgent) -> None:
+    """Refuse a policy that is not a function of the observation alone.
+
+    Raises:
+        SpecMismatch: Saying why.
+    """
     if agent.learner.initial_acting_state(1) is not None:
         raise SpecMismatch(
             f"{agent.config.algo} cannot be exported: its action depends on what it remembers of "

@@ -9,7 +9,7 @@ Shapes: N rows, A action entries, E episodes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -52,8 +52,9 @@ class OfflineDataset:
     """`[N, A]` float32, or `[N]` int64 for discrete ones; in the task's units when loaded."""
     rewards: Array
     """`[N]` float32."""
-    next_observations: Array
-    """`[N, ...]`: true successors, at the ends of episodes too."""
+    next_observations: Array = field(default=None)  # type: ignore[arg-type]  # made if not given
+    """`[N, ...]`: true successors, at the ends of episodes too.  Left out, they are taken from the
+    rows that follow; a truncated episode then loses its last row, whose successor is not known."""
     terminations: Array
     """`[N]` bool: the episode ended by the task's rules."""
     truncations: Array
@@ -78,6 +79,8 @@ class OfflineDataset:
     """False where most rows are not followed by their successor: episodes mean nothing then."""
 
     def __post_init__(self) -> None:
+        if getattr(self, "next_observations", None) is None:
+            self._complete()
         _check_columns(self)
         if not self.parts:
             whole = Part(start=0, stop=len(self), name=self.name)
@@ -88,6 +91,18 @@ class OfflineDataset:
             object.__setattr__(self, "truncations", cut)
             note = "the last episode has no end and was marked truncated"
             object.__setattr__(self, "notes", (*self.notes, note))
+
+    def _complete(self) -> None:
+        """Take successors from the following rows, and plain numbers as the dtypes of a dataset."""
+        from rl_training.data.datasets.columns import RawData, assemble
+
+        columns = {name: np.asarray(c) for name, c in self.columns() if c is not None}
+        keys = {name: name for name in columns}
+        raw = RawData(columns=columns, keys=keys, where=self.name, source=self.source)
+        made = assemble(raw, mark_ends=False)
+        for name, column in made.columns():
+            object.__setattr__(self, name, column)
+        object.__setattr__(self, "notes", (*self.notes, *made.notes))
 
     def __len__(self) -> int:
         """Return the number of transitions."""

@@ -44,6 +44,10 @@ class Part(Protocol):
         ...
 
 
+ADJUSTMENTS = "adjustments"
+"""Part of a checkpoint that says what callbacks have changed."""
+
+
 class Saver:
     """Writes and reads the checkpoints of a run."""
 
@@ -191,6 +195,9 @@ def restore_parts(loaded: Sequence[LoadedCheckpoint], parts: Mapping[str, Any]) 
         CheckpointError: When a state cannot be used.
     """
     messages: list[str] = []
+    if any(ADJUSTMENTS not in checkpoint.states for checkpoint in loaded):
+        # Checkpoints of before callbacks could change anything: nothing was changed.
+        parts = {name: part for name, part in parts.items() if name != ADJUSTMENTS}
     for checkpoint in loaded:
         require_same_keys(parts, checkpoint.states, str(checkpoint.path))
     for name, part in parts.items():

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import ValidationError
@@ -26,12 +26,13 @@ from rl_training.data.normalizer import RunningNorm
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError, SpecMismatch
 from rl_training.experiment.checkpoint.tree import digest_state
-from rl_training.experiment.checkpointing import LoadedCheckpoint, open_checkpoint
+from rl_training.experiment.checkpointing import LoadedCheckpoint, load_single_file, open_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.checkpoints.group import group_folders, load_group
 from rl_training.runtime.checkpoints.header import checked
 from rl_training.runtime.checkpoints.saver import rewards_of
 from rl_training.state import copy_tensor, tensors_in
+from rl_training.validation import parse
 
 LEARNER = {"learner"}
 STRUCTURE = (
@@ -44,6 +45,15 @@ Keys = tuple[str, ...]
 """What leads to a tensor in a learner's state."""
 NO_PARTS = ("rng", "last", "obs_norm")
 """Tensors that are never said to be left behind: statistics that count must fit, see `Origin`."""
+
+
+class Trained(NamedTuple):
+    """A learner that was trained elsewhere, verified."""
+
+    path: Path
+    step: int
+    header: dict[str, Any]
+    states: dict[str, Any]
 
 
 class Origin:
@@ -65,13 +75,13 @@ class Origin:
             task.require_same_task(trained, "only a task of the same shapes can go on from it")
         self.report = TakenOver()
 
-    def _open(self) -> list[LoadedCheckpoint]:
-        """Return a checkpoint per member: the same for all, or those of a group as large."""
+    def _open(self) -> list[Trained]:
+        """Return a learner per member: the same for all, or those of a group as large."""
         if self.path.is_file():
-            raise CheckpointError(
-                f"from_checkpoint {self.path} is a file; give a run folder or one of its "
-                "checkpoint folders"
-            )
+            return [_from_file(self.path)] * len(self.config.members)
+        return [Trained(c.path, c.step, c.header, c.states) for c in self._open_folders()]
+
+    def _open_folders(self) -> list[LoadedCheckpoint]:
         members, folders = self.config.members, group_folders(self.path)
         if not folders:
             found = open_checkpoint(self.path, components=LEARNER, warn=self.messages.append)
@@ -126,7 +136,7 @@ class Origin:
         algo = self.loaded[0].header["config"]["algo"]
         return f"go on with {algo}, or with a method that has the same networks"
 
-    def _check_observations(self, checkpoint: LoadedCheckpoint, learner: AnyLearner) -> None:
+    def _check_observations(self, checkpoint: Trained, learner: AnyLearner) -> None:
         there = any(
             _settings(checkpoint).get(name) for name in ("normalize_observations", "normalize_obs")
         )
@@ -138,7 +148,7 @@ class Origin:
                 f"normalize_observations alike, or go on with {checkpoint.header['config']['algo']}"
             )
 
-    def _check_rewards(self, checkpoint: LoadedCheckpoint, rewards: tuple[float, float]) -> None:
+    def _check_rewards(self, checkpoint: Trained, rewards: tuple[float, float]) -> None:
         given = _settings(checkpoint)
         known = (given.get("reward_scale", 1.0), given.get("reward_shift", 0.0))
         there = checkpoint.header.get("rewards", known)
@@ -171,7 +181,21 @@ class Origin:
         ]
 
 
-def _task_of(checkpoint: LoadedCheckpoint) -> EnvSpec:
+def _from_file(path: Path) -> Trained:
+    """Read a file that `save` wrote.
+
+    Raises:
+        CheckpointError: When it describes no learner.
+    """
+    saved = load_single_file(path)
+    try:
+        parse(TrainConfig, saved.header["config"])
+        return Trained(path, int(saved.header["step"]), saved.header, saved.states)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} does not describe an agent ({error})") from None
+
+
+def _task_of(checkpoint: Trained) -> EnvSpec:
     try:
         return EnvSpec.model_validate(checkpoint.header["env_spec"])
     except (KeyError, ValidationError) as error:
@@ -184,7 +208,7 @@ def _map_text(rewards: Sequence[float]) -> str:
     return f"x {rewards[0]:g}" + (f" {rewards[1]:+g}" if rewards[1] else "")
 
 
-def _settings(checkpoint: LoadedCheckpoint) -> Mapping[str, Any]:
+def _settings(checkpoint: Trained) -> Mapping[str, Any]:
     settings: Mapping[str, Any] = checkpoint.header["config"]["algo_kwargs"]
     return settings
 
