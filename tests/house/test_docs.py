@@ -199,11 +199,31 @@ def run_python(code: str, folder: Path, source: Path = ROOT / "src") -> str:
 
 def test_readme_example_runs(tmp_path: Path) -> None:
     (code,) = blocks(ROOT / "README.md", "python")
-    assert "total_timesteps=10_000" in code
-    short = code.replace("total_timesteps=10_000", "total_timesteps=520, eval_episodes=1")
+    assert "learn(10_000)" in code
+    short = code.replace("learn(10_000)", "learn(520)").replace("episodes=10", "episodes=1")
     printed = run_python(short, tmp_path).splitlines()
     assert printed[1] == printed[2] == printed[3], "a saved agent predicts what the agent did"
     assert (tmp_path / "pendulum.safetensors").is_file()
+
+
+def test_examples_of_the_python_page_run_one_after_another(tmp_path: Path) -> None:
+    """As a notebook would: every block of the page in one process, with fewer steps."""
+    code = "\n".join(blocks(ROOT / "docs/python.md", "python"))
+    for steps in ("20_000", "10_000", "2_000", "1_000)", "1_500"):
+        assert steps in code
+    for steps, fewer in {
+        "(20_000)": "(512)",
+        "(10_000)": "(512)",
+        "(2_000": "(200",
+        "(1_000, progress": "(100, progress",
+        "(1_500": "(150",
+        "< 1_600": "< 180",
+    }.items():
+        code = code.replace(steps, fewer)
+    filmed = "DQN('CartPole-v1', eval_episodes=1).learn(20, progress=False, callbacks=Video())\n"
+    code += f"\n{filmed}import glob\nassert glob.glob('runs/*/step_20.gif')\n"
+    pytest.importorskip("imageio")
+    assert "PPO(CartPole-v1, 512 steps" in run_python(code, tmp_path)
 
 
 def test_environment_of_the_docs_trains(tmp_path: Path) -> None:

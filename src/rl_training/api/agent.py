@@ -42,6 +42,12 @@ from rl_training.validation import suggest
 Self = TypeVar("Self", bound="Agent")
 
 
+def _console() -> Console:
+    """Return where progress is shown: beside what a script prints, but in a notebook's own cell."""
+    here = Console()
+    return here if here.is_jupyter else Console(stderr=True)
+
+
 class Agent:
     """Base of the managed classes; each is bound to one algorithm."""
 
@@ -155,7 +161,7 @@ class Agent:
             seeds: Seeds to train side by side, in place of the configuration's.
             run_suffix: Begin a new run, with this appended to the name of its folder.
         """
-        console = Console()
+        console = _console()
         watching: list[Callback] = list(as_callbacks(callbacks))
         if progress:
             watching.insert(0, display_for(console, quiet=False))
@@ -212,7 +218,7 @@ class Agent:
             )
         watching: list[Callback] = list(as_callbacks(callbacks))
         if progress:
-            watching.insert(0, display_for(Console(), quiet=False))
+            watching.insert(0, display_for(_console(), quiet=False))
         return self._keep(resume_training(self._run, callbacks=watching))
 
     def _go_on(
