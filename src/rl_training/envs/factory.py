@@ -40,7 +40,7 @@ from rl_training.envs.options import PixelOptions, WrapperOptions, is_atari, wra
 from rl_training.envs.spec import AnyEnv
 from rl_training.envs.tasks.games import register_games
 from rl_training.envs.wrappers import OneHotObservation, PixelObservation, RewardTransform
-from rl_training.errors import ConfigError, EnvError, MissingExtraError
+from rl_training.errors import ConfigError, EnvError, MissingExtraError, described
 
 logger = logging.getLogger(__name__)
 register_games()
@@ -245,7 +245,7 @@ def _construct(
         ) from error
     except (Exception, SystemExit) as error:
         raise EnvError(
-            f"environment {env_id} could not be made with {kwargs}: {type(error).__name__}: {error}"
+            f"environment {env_id} could not be made with {kwargs}: {described(error)}"
         ) from error
 
 

@@ -30,7 +30,13 @@ from rl_training.envs.snapshot import ResumeLevel, weakest_level
 from rl_training.envs.spec import Array, EnvSpec
 from rl_training.envs.step import RestoreReport, Step
 from rl_training.envs.wrappers import RewardMap
-from rl_training.errors import CheckpointError, ConfigError, EnvError, NonFiniteError
+from rl_training.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvError,
+    NonFiniteError,
+    described,
+)
 
 _FEW_NUMBERS = 64
 
@@ -219,10 +225,10 @@ class SeedVectorEnv:
         if isinstance(reason, EnvError):
             return reason
         seed, index = divmod(lane, self.num_envs)
-        kind = f"{type(reason).__name__}: " if isinstance(reason, BaseException) else ""
+        what = described(reason) if isinstance(reason, BaseException) else reason
         return EnvError(
             f"environment {self.env_id} (index {index}, seed {self.seeds[seed]}) failed at step "
-            f"{self.num_steps(seed)}: {kind}{reason}{self._last_action(seed, index)}"
+            f"{self.num_steps(seed)}: {what}{self._last_action(seed, index)}"
         )
 
     def snapshot(self) -> State:

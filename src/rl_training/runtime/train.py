@@ -143,6 +143,8 @@ def _run(
                 config.vector_mode,
             )
             stack.callback(envs.close)
+        # The caller, or a task's module that acts with a network, may have switched it off.
+        stack.enter_context(torch.enable_grad())
         session = Session(
             config,
             spec,
