@@ -78,7 +78,11 @@ class Session:
         self.has_begun = False
         """Whether the run has its folder and its logs, until they are closed."""
         self._evaluator = Evaluator(
-            config.env_id, config.env_kwargs, self.seeds, deterministic=config.eval_deterministic
+            config.env_id,
+            config.env_kwargs,
+            self.seeds,
+            deterministic=config.eval_deterministic,
+            threads=config.threads,
         )
         self._loggers: list[MetricLogger] = []
         self._started = self._last_save = time.monotonic()
