@@ -61,8 +61,8 @@ class MujocoTask:
         return np.concatenate(self.parts(rows), axis=1, dtype=dtype, casting="unsafe")
 
     def _finite(self) -> Array:
-        finite: Array = np.isfinite(self.qpos).all(axis=1) & np.isfinite(self.qvel).all(axis=1)
-        return finite
+        finite = np.isfinite(np.concatenate([self.qpos, self.qvel], axis=1))
+        return np.logical_and.reduce(finite, axis=1)
 
     def _positions(self, rows: Rows, num_skipped: int) -> Array:
         skip = num_skipped if self.env._exclude_current_positions_from_observation else 0
