@@ -177,8 +177,10 @@ def test_the_number_of_threads_changes_nothing() -> None:
 
 def test_threads_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
-    envs = SeedVectorEnv.make("InvertedPendulum-v5", {}, 8)
+    envs = SeedVectorEnv.make("Humanoid-v5", {}, 8)
     assert "8 environments run in vector_mode native: all at once on 3 threads" in envs.description
+    small = SeedVectorEnv.make("InvertedPendulum-v5", {}, 2, threads=2)
+    assert "on 2 threads" in small.description, "as asked"
     alone = SeedVectorEnv.make("InvertedPendulum-v5", {}, 1)
     assert "1 environment runs in vector_mode native: all at once on one thread" in (
         alone.description
@@ -310,7 +312,7 @@ def test_a_snapshot_of_another_task_is_refused() -> None:
 # Which way is taken
 
 
-class Faster(HalfCheetahEnv):  # type: ignore[misc]  # Gymnasium's classes are untyped
+class Faster(HalfCheetahEnv):
     """A class of one's own."""
 
 

@@ -105,7 +105,7 @@ class SeedVectorEnv:
                 `native` all at once where there is such a version, `auto` that or sync.
             spec: The task's spec if it was probed before; None probes a throwaway instance.
             timeout: Seconds an `async` environment may take for one answer.
-            threads: CPU threads of a native version; 0 takes all cores that the process may use.
+            threads: CPU threads of a native version; 0 takes as many as pay, at most the cores.
                 Results do not depend on it.
 
         Raises:

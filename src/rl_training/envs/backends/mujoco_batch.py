@@ -12,6 +12,7 @@ Shapes: S seeds, n environments per seed, L = S * n lanes.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -31,6 +32,8 @@ from rl_training.envs.spec import AnyEnv, Array
 from rl_training.envs.tasks.mujoco import MUJOCO_TASKS
 
 _ALL = slice(None)
+_NEVER = np.iinfo(np.int64).max  # steps that no episode has
+_WORK_PER_THREAD = 30e-6  # seconds; for less, waking another thread costs more than it saves
 _HARMLESS = (gym.wrappers.TimeLimit, gym.wrappers.OrderEnforcing)
 
 
@@ -39,6 +42,18 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _useful_threads(base: Any, count: int) -> int:
+    """Threads that pay for so many lanes; results do not depend on them, so it may be measured."""
+    import mujoco
+
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        mujoco.mj_step(base.model, base.data, nstep=base.frame_skip)
+        seconds.append(time.perf_counter() - began)
+    return max(1, min(usable_cores(), int(min(seconds) * count / _WORK_PER_THREAD)))
 
 
 def why_not_native(name: str, env_kwargs: Mapping[str, Any]) -> str | None:
@@ -91,7 +106,7 @@ class MujocoBatch:
         shape: (S, n).
         stand_in: One such environment, for which `why_not_batched` knows no reason. It stands for
             each lane in turn: when an episode begins, and in snapshots.
-        threads: At most so many threads; 0 takes all cores that the process may use.
+        threads: So many threads; 0 takes as many of the cores that the process may use as pay.
     """
 
     kind: ClassVar[str] = "wrapped"
@@ -104,11 +119,13 @@ class MujocoBatch:
         self._base = base
         self._start = _Start(base)
         count = shape[0] * shape[1]
-        self.threads = min(count, threads or usable_cores())
+        self.threads = min(count, threads or _useful_threads(base, count))
         self._simulations = Simulations(base.model, base.data, count, self.threads)
         self._task = MUJOCO_TASKS[full_name(type(base))](base, self._simulations.bind)
         self._limit = _time_limit(stand_in)
         self._steps = np.zeros(count, np.int64)
+        self._lanes_shape = (count, base.model.nu)
+        self._obs_shape = (*shape, *base.observation_space.shape)
         self._generators: list[np.random.Generator] = []
         self._seeds: list[int] = []
         self._episodes: list[dict[str, Any]] = [{} for _ in range(count)]  # own attributes
@@ -127,7 +144,7 @@ class MujocoBatch:
 
     def observations(self) -> Array:
         """The current observations, [S, n, O]."""
-        return self._task.observe(_ALL, np.float32).reshape(*self._shape, -1)
+        return self._task.observe(_ALL, np.float32).reshape(self._obs_shape)
 
     def reset(self, seeds: Sequence[int] | None) -> Array:
         """Begin new episodes everywhere, with new generators if there are seeds, S * n of them."""
@@ -164,7 +181,7 @@ class MujocoBatch:
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array]:
         """One step of all environments with actions [S, n, A]; ended ones wait for `renew`."""
         task, shape = self._task, self._shape
-        lanes = actions.reshape(len(self._steps), -1)
+        lanes = actions.reshape(self._lanes_shape)
         before = task.before()
         task.ctrl[...] = lanes
         self._simulations.step(self._base.frame_skip)
@@ -201,7 +218,7 @@ class MujocoBatch:
         self._simulations.copy_data(lane, base.data)
         if steps:  # What Gymnasium calls after each step, whether or not the task reads the forces.
             mujoco.mj_rnePostConstraint(base.model, base.data)
-        if np.isfinite(self._limit):
+        if self._limit < _NEVER:
             self._stand_in.set_wrapper_attr("_elapsed_steps", steps)
         return self._stand_in.snapshot()
 
@@ -231,15 +248,15 @@ class MujocoBatch:
         self._stand_in.close()
 
 
-def _time_limit(env: AnyEnv) -> float:
-    """Steps after which an episode is cut off; infinite without a limit."""
+def _time_limit(env: AnyEnv) -> int:
+    """Steps after which an episode is cut off."""
     while isinstance(env, gym.Wrapper):
         if isinstance(env, gym.wrappers.TimeLimit):
-            return env._max_episode_steps
+            return int(env._max_episode_steps)
         env = env.env
-    return np.inf
+    return _NEVER
 
 
 def _elapsed_steps(env: AnyEnv) -> int:
     """Steps of the running episode; at least 1 where nobody counts but a step has been made."""
-    return int(env.get_wrapper_attr("_elapsed_steps")) if np.isfinite(_time_limit(env)) else 1
+    return int(env.get_wrapper_attr("_elapsed_steps")) if _time_limit(env) < _NEVER else 1
