@@ -178,13 +178,11 @@ def test_the_number_of_threads_changes_nothing() -> None:
 def test_threads_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
     envs = SeedVectorEnv.make("Humanoid-v5", {}, 8)
-    assert "8 environments run in vector_mode native: all at once on 3 threads" in envs.description
+    assert "8 environments run in vector_mode native: all at once on 3 threads" in str(envs.note)
     small = SeedVectorEnv.make("InvertedPendulum-v5", {}, 2, threads=2)
-    assert "on 2 threads" in small.description, "as asked"
+    assert "on 2 threads" in str(small.note), "as asked"
     alone = SeedVectorEnv.make("InvertedPendulum-v5", {}, 1)
-    assert "1 environment runs in vector_mode native: all at once on one thread" in (
-        alone.description
-    )
+    assert "1 environment runs in vector_mode native: all at once on one thread" in str(alone.note)
 
 
 def test_seeds_do_not_influence_each_other() -> None:
@@ -340,7 +338,7 @@ def test_other_modes_are_as_they_were() -> None:
     for count in (1, 5):
         envs = SeedVectorEnv.make("CartPole-v1", {}, count, mode="native")
         assert isinstance(envs.backend, MaskedCartPole)
-        assert "native: all at once as arrays" in envs.description
+        assert "native: all at once as arrays" in str(envs.note)
 
 
 @pytest.fixture
@@ -378,7 +376,7 @@ def test_native_says_why_it_cannot_be_had(wrapped_id: str) -> None:
     assert refusal(wrapped_id, {}).endswith(f"it is wrapped in NoReward{advice}")
     envs = SeedVectorEnv.make(wrapped_id, {}, 2)
     assert isinstance(envs.backend, SyncEnvs), "auto takes what there is"
-    assert "sync: one after another" in envs.description
+    assert "sync: one after another, because it is wrapped in NoReward" in str(envs.note)
     envs.close()
 
 

@@ -126,11 +126,13 @@ class SeedVectorEnv:
         return cls(task, make_backend(task, mode, timeout, threads), transform)
 
     @property
-    def description(self) -> str:
-        """How many environments run and how, in one sentence."""
+    def note(self) -> str | None:
+        """How the environments run, in one sentence; None if nothing had to be chosen."""
+        if self.backend.note is None:
+            return None
         count = self.num_seeds * self.num_envs
         noun = "environment runs" if count == 1 else "environments run"
-        return f"{count} {noun} in vector_mode {self.backend.description}"
+        return f"{count} {noun} in vector_mode {self.backend.note}"
 
     def num_steps(self, seed_index: int = 0) -> int:
         """Calls of `step` so far, those before a restored snapshot included."""

@@ -161,7 +161,7 @@ def _run(
         if choice.note is not None:
             session.say(choice.note)
         if envs is not None:
-            session.say(envs.description)
+            session.vector_note = envs.note
         session.accelerator = Accelerator(config, task, learner, session.say)
         stack.callback(session.accelerator.close)
         try:

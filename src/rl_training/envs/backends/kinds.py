@@ -22,6 +22,7 @@ from rl_training.envs.factory import class_name, close_env, make_env
 from rl_training.envs.plain import State
 from rl_training.envs.snapshot import ResumeLevel, SnapshotWrapper, weakest_level
 from rl_training.envs.spec import Array, EnvSpec
+from rl_training.envs.tasks.mujoco import MUJOCO_TASKS
 from rl_training.errors import ConfigError, EnvError
 
 Mode: TypeAlias = Literal["auto", "native", "sync", "async", "ray"]
@@ -38,8 +39,8 @@ class Backend(Protocol):
     """Which snapshots it takes."""
 
     @property
-    def description(self) -> str:
-        """The mode and what it means, for the user."""
+    def note(self) -> str | None:
+        """The mode that was chosen and how or why, for the user; None if there was no choice."""
 
     @property
     def resume_level(self) -> ResumeLevel:
@@ -105,6 +106,7 @@ def make_backend(task: Task, mode: Mode, timeout: float, threads: int = 0) -> Ba
     Raises:
         ConfigError: The mode is `native`, and there is no such version of the task.
     """
+    note = None
     if mode in ("auto", "native"):
         native = _cartpole(task, mode) or _mujoco(task, threads)
         if not isinstance(native, str):
@@ -114,11 +116,13 @@ def make_backend(task: Task, mode: Mode, timeout: float, threads: int = 0) -> Ba
                 f"vector_mode native cannot run {task.env_id}: {native}; use vector_mode auto, "
                 "which takes what there is, or sync, async or ray"
             )
+        if class_name(task.env_id) in MUJOCO_TASKS:
+            note = f"sync: one after another, because {native}"
     if mode == "ray":
         from rl_training.envs.backends.ray_actors import RayEnvs
 
         return RayEnvs(task, timeout)
-    return WorkerEnvs(task, timeout) if mode == "async" else SyncEnvs(task)
+    return WorkerEnvs(task, timeout) if mode == "async" else SyncEnvs(task, note)
 
 
 def _cartpole(task: Task, mode: Mode) -> Backend | str | None:
@@ -166,9 +170,9 @@ class SyncEnvs:
     """Environments one after another in this process."""
 
     kind: ClassVar[str] = "wrapped"
-    description = "sync: one after another in this process"
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, note: str | None = None) -> None:
+        self.note = note
         self._shape = task.shape
         self._obs_dtype = np.dtype(task.spec.obs_dtype)
         self._received = _received_dtype(task.spec)
@@ -294,7 +298,7 @@ class WorkerEnvs:
     """Environments in processes of their own."""
 
     kind: ClassVar[str] = "wrapped"
-    description = "async: one process each"
+    note = None
 
     def __init__(self, task: Task, timeout: float) -> None:
         self._shape = task.shape

@@ -132,7 +132,7 @@ class MujocoBatch:
         self._restored: list[State] | None = None
 
     @property
-    def description(self) -> str:
+    def note(self) -> str:
         """How the environments run."""
         threads = "one thread" if self.threads == 1 else f"{self.threads} threads"
         return f"native: all at once on {threads} of mujoco.batch"

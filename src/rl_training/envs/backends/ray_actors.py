@@ -98,7 +98,7 @@ class RayEnvs:
     """Environments spread over actors."""
 
     kind: ClassVar[str] = "wrapped"
-    description = "ray: in actors of a Ray cluster"
+    note = None
 
     def __init__(self, task: Task, timeout: float) -> None:
         self._ray = import_ray("vector_mode ray")
