@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("mujoco.batch")
 
-from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
+from gymnasium.envs.mujoco.hopper_v5 import HopperEnv
 
 from helpers.steps import random_actions, same_steps
 from helpers.tiny import run_cli, tiny_config, write_tiny
@@ -282,7 +282,7 @@ def test_snapshots_are_those_of_environments_run_one_by_one(env_id: str, num_ste
 
 
 def test_a_snapshot_without_a_time_limit_is_exact() -> None:
-    name = f"{HalfCheetahEnv.__module__}:HalfCheetahEnv"
+    name = f"{HopperEnv.__module__}:HopperEnv"
     pair = [SeedVectorEnv.make(name, {}, 2, (2,), mode) for mode in ("auto", "sync")]
     assert isinstance(pair[0].backend, MujocoBatch)
     for envs in pair:
@@ -310,7 +310,7 @@ def test_a_snapshot_of_another_task_is_refused() -> None:
 # Which way is taken
 
 
-class Faster(HalfCheetahEnv):
+class Faster(HopperEnv):
     """A class of one's own."""
 
 
