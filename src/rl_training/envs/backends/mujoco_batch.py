@@ -225,6 +225,9 @@ class MujocoBatch:
     def restore(self, states: Sequence[State]) -> list[str | None]:
         """Continue from snapshots; no environment has anything to report."""
         envs = [env for state in states for env in state["envs"]]
+        # Observations follow from the simulations; a snapshot without its own is damaged.
+        if len(np.concatenate([state["obs"] for state in states])) != len(envs):
+            raise CheckpointError("environment snapshot: it lacks observations of environments")
         base, generators = self._base, []
         for lane, env in enumerate(envs):
             base._np_random = np.random.default_rng(0)  # A restore writes into the one there is.
