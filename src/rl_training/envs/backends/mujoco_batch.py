@@ -30,6 +30,7 @@ from rl_training.envs.plain import State
 from rl_training.envs.snapshot import ResumeLevel, SnapshotWrapper
 from rl_training.envs.spec import AnyEnv, Array
 from rl_training.envs.tasks.mujoco import MUJOCO_TASKS
+from rl_training.errors import CheckpointError
 
 _ALL = slice(None)
 _NEVER = np.iinfo(np.int64).max  # steps that no episode has
