@@ -42,6 +42,15 @@ class NonFiniteError(RLTrainingError, ArithmeticError):
     """NaN or infinity where training must not go on."""
 
 
+def described(error: BaseException) -> str:
+    """Return type and text of an error that user code raised; making its text may fail as well."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "its text cannot be shown"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 @contextmanager
 def exit_is_error(what: str) -> Iterator[None]:
     """Make an error of an exit that the user's own code asks for; also a decorator.

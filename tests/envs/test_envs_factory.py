@@ -151,6 +151,7 @@ def test_mujoco_leaves_no_log_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("nan_obs", "the observation of step is not finite"),
         ("nan_reward", "reward of step must be one finite number, got nan"),
         ("reward_is_none", "reward of step must be one finite number, got None"),
+        ("huge_reward", r"reward 1e\+39 is larger than float32 can hold"),
         ("flag_is_int", "terminated must be a bool, got 0"),
         ("raises", r"step\(\d\) raised RuntimeError: 100% broken"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from rl_training.envs import make_env
 from rl_training.envs.snapshot import SnapshotWrapper
 from rl_training.envs.tasks.games import LEFT, RIGHT, STAY, Breakout, Catch
-from rl_training.errors import EnvError
+from rl_training.errors import ConfigError
 
 
 def breakout(**state: object) -> Breakout:
@@ -31,7 +31,7 @@ def test_cells_are_drawn_as_squares_of_pixels() -> None:
     other.reset(seed=0)
     ends = [other.step(STAY)[2] for _ in range(5)]
     assert ends == [False] * 4 + [True]
-    with pytest.raises(EnvError, match="image_size must be >= 10"):
+    with pytest.raises(ConfigError, match="image_size must be >= 10"):
         make_env("rl_training/Breakout-v0", {"image_size": 9})
 
 

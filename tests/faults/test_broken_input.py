@@ -10,12 +10,16 @@ import pytest
 
 from helpers.datasets import tiny_columns, write_columns
 from helpers.faults import Tried
+from helpers.tiny import tiny_config
 from rl_training.data.datasets.sources import load_transition_dataset
 from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.errors import ConfigError, DataError, EnvError, RLTrainingError, SpecMismatch
+from rl_training.experiment.checkpointing import list_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
+from rl_training.runtime import evaluator
+from rl_training.runtime.train import train
 from rl_training.testing.contract import small_config
 
 NAN, INF = np.nan, np.inf
@@ -64,12 +68,14 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
         for fault in (
             *("reset_gives_obs_only", "reset_raises", "four_values", "wrong_dtype"),
             *("wrong_shape", "nan_obs", "nan_reward", "reward_is_none", "flag_is_int", "raises"),
+            "huge_reward",
             *("no_number_in_obs", "no_number_in_action", "empty_dict", "no_space", "close_raises"),
         )
     },
     "wrong shape in mid run": ("BrokenEnv", {"fault": "wrong_shape", "at": 12}),
     "NaN in mid run": ("BrokenEnv", {"fault": "nan_obs", "at": 12}),
     "NaN reward in mid run": ("BrokenEnv", {"fault": "nan_reward", "at": 12}),
+    "a huge reward in mid run": ("BrokenEnv", {"fault": "huge_reward", "at": 12}),
     **{
         f"{fault.replace('_', ' ')} in mid run": ("BrokenEnv", {"fault": fault, "at": 12})
         for fault in ("flag_is_text", "flag_is_none", "flags_are_two", "flag_is_nan")
@@ -106,6 +112,16 @@ def test_every_broken_environment_has_an_error_of_its_own(tried: Tried) -> None:
     tried("broken environments", "-", len(said), len(said) - len(set(said.values())))
     assert len(said) >= 15
     assert len(set(said.values())) == len(said)
+
+
+def test_an_episode_that_never_ends_ends_the_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluator, "LONGEST_EPISODE", 100)
+    endless: dict[str, Any] = {"env_id": "helpers.envs:CounterEnv", "env_kwargs": {"length": 10**6}}
+    with pytest.raises(EnvError, match=r"not ended after 100 steps; set env_kwargs\.max_episode"):
+        train(tiny_config("dqn", tmp_path, **endless))
+    assert list_checkpoints(tmp_path / "run")
 
 
 @pytest.mark.parametrize("algo", algorithm_names())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from helpers.tiny import run_cli, tiny_config, write_tiny
+from helpers.tiny import clean_environment, run_cli, tiny_config, write_tiny
 from rl_training.runtime.train import train
 
 
@@ -27,6 +30,13 @@ def test_settings_that_no_folder_or_picture_can_have_leave_nothing_behind(tiny: 
     }.items():
         assert expected in run_cli("train", "-c", tiny, "--set", setting).sentence(), setting
     assert not (tiny.parent / "runs").exists()
+
+
+def test_a_range_of_seeds_beyond_all_measure_costs_nothing(tiny: Path) -> None:
+    for words in (("train", "-c", tiny), ("sweep", "-c", tiny, "-o", tiny.parent / "sweep")):
+        done = run_cli(*words, "--seeds", "0..99999999999")
+        assert done.sentence() == "--seeds 0..99999999999: at most 10000 seeds can be given"
+    assert [path.name for path in tiny.parent.iterdir()] == [tiny.name]
 
 
 def test_observations_of_any_depth_and_size_are_one_sentence(tmp_path: Path) -> None:
@@ -69,3 +79,29 @@ def test_an_error_of_many_lines_is_shown_as_one(
     assert "first second [red] xxx" in line
     assert " ... xxx" in line
     assert len(line) < 4100
+
+
+def test_streams_that_are_closed_full_or_no_text_are_one_sentence(tmp_path: Path) -> None:
+    run = train(tiny_config("sac", tmp_path)).run_dir
+    predict = f"predict --checkpoint {shlex.quote(str(run))}"
+    for words, expected in {
+        f"{predict} --obs - <&-": "error: stdin is closed; give the observations themselves",
+        f"{predict} --input - <&-": "error: stdin is closed; give the observations themselves",
+        f"{predict} --obs - < {sys.executable}": "error: ",
+        "eval --checkpoint nowhere 2>&-": "",
+        "eval --checkpoint nowhere 2>/dev/full": "",
+    }.items():
+        command = f"{shlex.quote(sys.executable)} -m rl_training {words}"
+        done = subprocess.run(
+            ["sh", "-c", command], env=clean_environment(), capture_output=True, text=True
+        )
+        assert done.returncode == 2, (words, done)
+        assert done.stderr.startswith(expected), words
+        assert len(done.stderr.splitlines()) == bool(expected), words
+
+
+def test_a_title_that_is_no_text_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+    run = train(tiny_config("sac", tmp_path)).run_dir
+    page = tmp_path / "page.html"
+    assert run_cli("report", run, "-o", page, "--title", "mine \udcff").code == 0
+    assert "mine ?" in page.read_text(encoding="utf-8")

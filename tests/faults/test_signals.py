@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.abc
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from helpers.faults import Tried, final_state
 from helpers.fork_server import ForkServer
+from helpers.tiny import run_cli
 from rl_training.experiment.checkpoint.tree import compare_states
 from rl_training.experiment.checkpointing import list_checkpoints, verify_checkpoint
 from rl_training.experiment.registry import algorithm_names
@@ -95,3 +98,20 @@ def test_a_second_signal_ends_the_process_at_once(server: ForkServer, tmp_path: 
     assert server.run(tmp_path / "saving").code == 0
     whole = train(small_config("dqn", tmp_path, run_name="whole", total_timesteps=120))
     assert compare_states(final_state(whole.run_dir), final_state(tmp_path / "saving")) == []
+
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    """Ctrl-C while the commands are imported."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "rl_training.cli.commands":
+            raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_the_commands_are_imported_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "rl_training.cli.commands", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    done = run_cli("list", "algos")
+    assert (done.code, done.err) == (130, "")

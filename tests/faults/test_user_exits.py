@@ -1,4 +1,4 @@
-"""An exit that an environment or a callback asks for is an error, not a success."""
+"""What user code raises beside plain errors, exits above all, is an error and not a success."""
 
 from __future__ import annotations
 
@@ -95,3 +95,38 @@ def test_a_callback_that_exits_is_an_error(tmp_path: Path, event: str) -> None:
     config = tiny_config("dqn", tmp_path, eval_episodes=0)
     with pytest.raises(RLTrainingError, match=r"training was ended by sys\.exit\(0\)"):
         train(config, callbacks=[callback])
+
+
+ODD_ERRORS = """
+from asyncio import CancelledError
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+class Raises(CartPoleEnv):
+    def __init__(self, error="", after=0, **kwargs):
+        self.error, self.left = {"Mute": Mute, "CancelledError": CancelledError}[error], after
+        super().__init__(**kwargs)
+
+    def step(self, action):
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return super().step(action)
+"""
+
+
+@pytest.mark.parametrize("after", [0, 25], ids=["tried", "training"])
+@pytest.mark.parametrize("error", ["Mute", "CancelledError"])
+def test_errors_without_text_and_those_that_are_no_exceptions_are_one_sentence(
+    error: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`except Exception` misses asyncio's CancelledError, and `str` of an error may fail."""
+    (tmp_path / "raising_tasks.py").write_text(ODD_ERRORS, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    changes: dict[str, Any] = {"env_id": "raising_tasks:Raises", "eval_episodes": 0}
+    kwargs = {"error": error, "after": after, "max_episode_steps": 20}
+    path = write_tiny(tmp_path, "dqn", env_kwargs=kwargs, **changes)
+    assert error in run_cli("train", "--config", path).sentence()

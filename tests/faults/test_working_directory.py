@@ -1,4 +1,4 @@
-"""The user's code may change the working directory; files still go where they belong."""
+"""The user's code may change what a whole process shares; a run goes on as it should."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from helpers.tiny import run_cli, write_tiny
+from helpers.tiny import run_cli, tiny_config, write_tiny
+from rl_training.runtime.train import train
 
 SOURCE = """
 import os
@@ -67,3 +69,19 @@ def test_an_environment_that_changes_it_does_not_move_the_run(
     assert list(away.iterdir()) == []
     assert sorted(p.name for p in home.iterdir()) == ["data.npz", "runs"]
     assert (home / "runs" / "run" / "checkpoints" / "step_96").is_dir()
+
+
+def test_a_module_that_switches_gradients_off_does_not_stop_learning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules that act with a network of their own often do, at their top level."""
+    source = "import torch\ntorch.set_grad_enabled(False)\n"
+    source += "from gymnasium.envs.classic_control import CartPoleEnv as Task\n"
+    (tmp_path / "inferring_tasks.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = tiny_config("dqn", tmp_path, env_id="inferring_tasks:Task", eval_episodes=0)
+    try:
+        assert train(config).metrics["gradient_steps"] > 0
+        assert not torch.is_grad_enabled()  # as its module left it
+    finally:
+        torch.set_grad_enabled(True)

@@ -224,6 +224,7 @@ class BrokenEnv(CounterEnv):
             "wrong_shape": (obs[:1], reward, terminated, truncated, info),
             "nan_obs": (obs * np.float32(np.nan), reward, terminated, truncated, info),
             "nan_reward": (obs, float("nan"), terminated, truncated, info),
+            "huge_reward": (obs, 1e39, terminated, truncated, info),
             "reward_is_none": (obs, None, terminated, truncated, info),
             "flag_is_int": (obs, reward, 0, truncated, info),
             "flag_is_text": (obs, reward, terminated, "False", info),

@@ -337,6 +337,7 @@ def test_bootstrap_draws_only_rows_of_the_member_s_episodes_in_proportion() -> N
         ({"gamma": 1.0}, "gamma must be < 1"),
         ({"gamma": -0.1}, "gamma must be >= 0"),
         ({"members": 1}, "members must be >= 2"),
+        ({"members": 10**9}, "members must be <= 10000"),
         ({"updates": 0}, "updates must be >= 1"),
         ({"tau": 0.0}, "tau must be > 0"),
         ({"hidden": (8,)}, "hidden is not a field of FQEConfig"),

@@ -268,7 +268,7 @@ def test_no_checkpoint(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "holds no checkpoint" in refused(tmp_path / "empty", tmp_path)
     (tmp_path / "agent.safetensors").write_bytes(b"1")
-    assert "is a file; give a run folder" in refused(tmp_path / "agent.safetensors", tmp_path)
+    assert "give a file that save wrote" in refused(tmp_path / "agent.safetensors", tmp_path)
 
 
 def test_a_damaged_checkpoint(runs: Path, tmp_path: Path) -> None:

@@ -44,6 +44,16 @@ def test_nothing_is_put_in_the_place_of_a_pipe(run: Path, tmp_path: Path) -> Non
     assert [p.name for p in tmp_path.iterdir()] == ["data.npz"]
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no folder that root cannot write to")
+@pytest.mark.parametrize(("form", "ending"), [("onnx", "onnx"), ("torch", "pt2")])
+def test_a_folder_that_takes_no_policy_is_one_sentence(run: Path, form: str, ending: str) -> None:
+    if form == "onnx":
+        pytest.importorskip("onnxscript")
+    target = f"/proc/policy.{ending}"
+    done = run_cli("export", "--checkpoint", run, "--format", form, "-o", target)
+    assert done.sentence().startswith(f"{target} cannot be written (No such file or directory")
+
+
 def test_an_agent_is_not_saved_in_the_place_of_a_pipe(tmp_path: Path) -> None:
     from rl_training.experiment.checkpoint.single import save_single_file
 

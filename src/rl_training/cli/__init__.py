@@ -5,9 +5,11 @@ Whatever a command does beyond reading options and printing belongs to a lower r
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import sys
 import threading
+from collections.abc import Iterator
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 75
@@ -32,12 +34,15 @@ _ADVICE = {
 
 def main() -> None:
     """Run the command line; a user's mistake is one sentence on stderr and exit code 2."""
-    from rl_training.cli.commands import app
     from rl_training.errors import RLTrainingError
 
     threading.excepthook = _thread_failed
     try:
-        app()
+        # Here, because importing takes long enough to be interrupted.
+        from rl_training.cli.commands import app
+
+        with _cancelling_is_error():
+            app()
     except RLTrainingError as error:
         code = (
             EXIT_INTERRUPTED if type(error).__name__ == "TrainingInterrupted" else EXIT_USER_ERROR
@@ -69,7 +74,27 @@ def main() -> None:
         sys.exit(EXIT_USER_ERROR)
 
 
+@contextlib.contextmanager
+def _cancelling_is_error() -> Iterator[None]:
+    """Make an error of what is raised past `except Exception`, such as asyncio's CancelledError.
+
+    Nothing of this package raises such a thing, so user code did.
+    """
+    from rl_training.errors import RLTrainingError, described
+
+    try:
+        yield
+    except (Exception, SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise RLTrainingError(
+            f"an environment, or a module that it uses, raised {described(error)}"
+        ) from error
+
+
 def _report(text: str, label: str = "[red]error:[/]") -> None:
+    if sys.stderr is None:  # the caller has closed it
+        return
     text = _one_line(text)
     try:
         from rich.console import Console
@@ -78,7 +103,8 @@ def _report(text: str, label: str = "[red]error:[/]") -> None:
         console.print(label, end=" ")
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     except OSError:  # without a free file nothing more can be imported
-        print(f"error: {text}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # or the disk that errors go to is full
+            print(f"error: {text}", file=sys.stderr)
 
 
 def _one_line(text: str) -> str:

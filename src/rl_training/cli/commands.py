@@ -30,6 +30,9 @@ from rl_training.cli.sweeping import sweep, tune
 if TYPE_CHECKING:
     from rl_training.runtime.results import TrainResult
 
+MOST_SEEDS = 10_000
+"""Seeds that `--seeds` may name."""
+
 app = typer.Typer(
     name="rl-training",
     help="Train reinforcement-learning agents, evaluate them, resume runs to the bit, predict.\n\n"
@@ -116,7 +119,7 @@ def train(
     ] = None,
     collect: Annotated[
         str | None,
-        typer.Option(help="Where environments run: auto, sync, async, or ray (a cluster)."),
+        typer.Option(help="Where environments run: auto, native, sync, async, or ray (a cluster)."),
     ] = None,
     device: DeviceOption = None,
     set_: SetOption = None,
@@ -325,13 +328,15 @@ def parse_seeds(text: str) -> list[int]:
     try:
         if ".." in text:
             first, last = (int(part) for part in text.split(".."))
-            seeds = list(range(first, last + 1))
+            seeds = list(range(first, min(last, first + MOST_SEEDS) + 1))
         else:
             seeds = [int(part) for part in text.split(",")]
     except ValueError:
         seeds = []
     if not seeds:
         raise ConfigError(f"--seeds must look like 1,2,3 or 0..7 (rising), got {text!r}")
+    if len(seeds) > MOST_SEEDS:
+        raise ConfigError(f"--seeds {text[:100]}: at most {MOST_SEEDS} seeds can be given")
     return seeds
 
 

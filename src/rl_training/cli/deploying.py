@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -78,11 +78,28 @@ def predict(
         raise ConfigError("--output belongs to --input; the action of --obs is printed")
     agent = load_agent(checkpoint, best=best, warn=warn)
     if obs is not None:
-        values = _parsed(sys.stdin.read() if obs == "-" else obs, "--obs")
+        values = _parsed(_stdin_text() if obs == "-" else obs, "--obs")
         action = agent.predict(values, deterministic=not stochastic)
         out.print(json.dumps(action.tolist()), highlight=False)
     else:
         _predict_many(agent, str(input_), output, deterministic=not stochastic)
+
+
+@contextmanager
+def _stdin() -> Iterator[TextIO]:
+    from rl_training.errors import DataError
+
+    if sys.stdin is None:  # the caller has closed it
+        raise DataError("stdin is closed; give the observations themselves, or a file")
+    try:
+        yield sys.stdin
+    except UnicodeDecodeError:
+        raise DataError("stdin is not UTF-8 text; give observations as JSON") from None
+
+
+def _stdin_text() -> str:
+    with _stdin() as stdin:
+        return stdin.read()
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -129,9 +146,10 @@ def _predict_many(
 def _batches(source: str) -> Iterator[Any]:
     """Return observations: every line of stdin by itself, those of a file many at once."""
     if source == "-":
-        for number, line in enumerate(sys.stdin, 1):
-            if line.strip():
-                yield _parsed(line, f"line {number} of stdin")
+        with _stdin() as stdin:
+            for number, line in enumerate(stdin, 1):
+                if line.strip():
+                    yield _parsed(line, f"line {number} of stdin")
         return
     rows = _file_rows(Path(source))
     for start in range(0, len(rows), BATCH):

@@ -42,7 +42,13 @@ from rl_training.envs.spec import AnyEnv
 from rl_training.envs.tasks.games import register_games
 from rl_training.envs.tasks.spaces_only import register_spaces_only
 from rl_training.envs.wrappers import OneHotObservation, PixelObservation, RewardTransform
-from rl_training.errors import ConfigError, EnvError, MissingExtraError, RLTrainingError
+from rl_training.errors import (
+    ConfigError,
+    EnvError,
+    MissingExtraError,
+    RLTrainingError,
+    described,
+)
 
 logger = logging.getLogger(__name__)
 register_games()
@@ -83,6 +89,23 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> AnyEnv
     else:
         env = _make_registered(env_id, kwargs, max_episode_steps)
     return _wrapped(env, options)
+
+
+def class_name(env_id: str) -> str:
+    """The class that an id stands for, as `module:Class`, without making one; or the empty text."""
+    if is_given(env_id):
+        return ""
+    if _is_own_class(env_id):
+        return full_name(_own_class(env_id))
+    registered = gym.registry.get(env_id.rpartition(":")[2])
+    return "" if registered is None else full_name(registered.entry_point)
+
+
+def full_name(entry_point: object) -> str:
+    """`module:Class` of a class; a text says so already."""
+    if isinstance(entry_point, type):
+        return f"{entry_point.__module__}:{entry_point.__qualname__}"
+    return str(entry_point)
 
 
 def close_env(env: AnyEnv, label: str) -> None:
@@ -259,7 +282,7 @@ def _construct(
         raise
     except (Exception, SystemExit) as error:
         raise EnvError(
-            f"environment {env_id} could not be made with {kwargs}: {type(error).__name__}: {error}"
+            f"environment {env_id} could not be made with {kwargs}: {described(error)}"
         ) from error
 
 

@@ -12,7 +12,7 @@ import multiprocessing
 import sys
 from types import ModuleType
 
-from rl_training.errors import EnvError, RLTrainingError
+from rl_training.errors import EnvError, RLTrainingError, described
 
 logger = logging.getLogger(__name__)
 
@@ -38,5 +38,5 @@ def import_named(
     except (Exception, SystemExit) as reason:
         raise error(
             f"{named_by}: module {module_name!r} cannot be imported "
-            f"({type(reason).__name__}: {reason}); install it or put its folder on PYTHONPATH"
+            f"({described(reason)}); install it or put its folder on PYTHONPATH"
         ) from reason

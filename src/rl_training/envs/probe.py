@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from rl_training.envs.factory import make_env
-from rl_training.envs.spec import EnvSpec
-from rl_training.errors import EnvError
+from rl_training.envs.spec import EnvSpec, check_reward
+from rl_training.errors import EnvError, described
 
 
 def probe_env(
@@ -66,9 +66,7 @@ def guarded(env_id: str, what: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
     except (Exception, SystemExit) as error:
-        raise EnvError(
-            f"environment {env_id}: {what} raised {type(error).__name__}: {error}"
-        ) from error
+        raise EnvError(f"environment {env_id}: {what} raised {described(error)}") from error
 
 
 def _check_reset(spec: EnvSpec, result: object) -> None:
@@ -99,6 +97,7 @@ def _check_step(spec: EnvSpec, result: object) -> bool:
             f"environment {spec.env_id}: the reward of step must be one finite number, got "
             f"{reward!r}"
         )
+    guarded(spec.env_id, "step", lambda: check_reward(reward))
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, (bool, np.bool_)):
             raise EnvError(f"environment {spec.env_id}: {name} must be a bool, got {flag!r}")

@@ -30,7 +30,13 @@ from rl_training.envs.snapshot import ResumeLevel, weakest_level
 from rl_training.envs.spec import Array, EnvSpec
 from rl_training.envs.step import RestoreReport, Step
 from rl_training.envs.wrappers import RewardMap
-from rl_training.errors import CheckpointError, ConfigError, EnvError, NonFiniteError
+from rl_training.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvError,
+    NonFiniteError,
+    described,
+)
 
 _FEW_NUMBERS = 64
 
@@ -92,6 +98,7 @@ class SeedVectorEnv:
         *,
         spec: EnvSpec | None = None,
         timeout: float = 300.0,
+        threads: int = 0,
     ) -> SeedVectorEnv:
         """Make the environments of several seeds; they are reset by `reset`.
 
@@ -101,9 +108,11 @@ class SeedVectorEnv:
             num_envs: How many for each seed.
             seeds: The seeds, see the module's docstring.
             mode: `sync` in this process, `async` one process each, `ray` in actors of a cluster,
-                `auto` sync or a vectorised version.
+                `native` all at once where there is such a version, `auto` that or sync.
             spec: The task's spec if it was probed before; None probes a throwaway instance.
             timeout: Seconds an `async` environment may take for one answer.
+            threads: CPU threads of a native version; 0 takes as many as pay, at most the cores.
+                Results do not depend on it.
 
         Raises:
             ConfigError: `num_envs`, `seeds` or `mode` cannot be used.
@@ -120,7 +129,16 @@ class SeedVectorEnv:
             num_envs=num_envs,
             seeds=tuple(seeds),
         )
-        return cls(task, make_backend(task, mode, timeout), transform)
+        return cls(task, make_backend(task, mode, timeout, threads), transform)
+
+    @property
+    def note(self) -> str | None:
+        """How the environments run, in one sentence; None if nothing had to be chosen."""
+        if self.backend.note is None:
+            return None
+        count = self.num_seeds * self.num_envs
+        noun = "environment runs" if count == 1 else "environments run"
+        return f"{count} {noun} in vector_mode {self.backend.note}"
 
     def num_steps(self, seed_index: int = 0) -> int:
         """Calls of `step` so far, those before a restored snapshot included."""
@@ -219,10 +237,10 @@ class SeedVectorEnv:
         if isinstance(reason, EnvError):
             return reason
         seed, index = divmod(lane, self.num_envs)
-        kind = f"{type(reason).__name__}: " if isinstance(reason, BaseException) else ""
+        what = described(reason) if isinstance(reason, BaseException) else reason
         return EnvError(
             f"environment {self.env_id} (index {index}, seed {self.seeds[seed]}) failed at step "
-            f"{self.num_steps(seed)}: {kind}{reason}{self._last_action(seed, index)}"
+            f"{self.num_steps(seed)}: {what}{self._last_action(seed, index)}"
         )
 
     def snapshot(self) -> State:

@@ -42,8 +42,8 @@ from rl_training.envs.plain import (
     set_attributes,
     without_reward_transform,
 )
-from rl_training.envs.spec import AnyEnv, Array, check_flags
-from rl_training.errors import CheckpointError, EnvError
+from rl_training.envs.spec import AnyEnv, Array, check_flags, check_reward
+from rl_training.errors import CheckpointError, EnvError, described
 
 ResumeLevel: TypeAlias = Literal["exact", "replay", "restart"]
 Family: TypeAlias = Literal["own", "attributes", "mujoco", "atari", "replay"]
@@ -300,9 +300,7 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
             if obs.shape != self._obs_shape:
                 raise ValueError(f"observation of shape {obs.shape}, not {self._obs_shape}")
         except (Exception, SystemExit) as error:
-            raise EnvError(
-                f"{self.label}: reset failed with {type(error).__name__}: {error}"
-            ) from error
+            raise EnvError(f"{self.label}: reset failed with {described(error)}") from error
         self.last_obs = obs
         self._started = True
         return obs, self._no_info
@@ -317,10 +315,10 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
             if obs.shape != self._obs_shape:
                 raise ValueError(f"observation of shape {obs.shape}, not {self._obs_shape}")
             check_flags(terminated, truncated)
+            check_reward(reward)
         except (Exception, SystemExit) as error:
             raise EnvError(
-                f"{self.label}: step failed with {type(error).__name__}: {error}; the last action "
-                f"was {action!r}"
+                f"{self.label}: step failed with {described(error)}; the last action was {action!r}"
             ) from error
         self.last_obs = obs
         return obs, reward, terminated, truncated, self._no_info

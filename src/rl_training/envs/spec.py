@@ -222,6 +222,20 @@ def check_flags(terminated: object, truncated: object) -> None:
             raise ValueError(f"{name} must be a bool, not {flag!r}")
 
 
+_LARGEST_REWARD = float(np.finfo(np.float32).max)
+
+
+def check_reward(reward: Any) -> None:
+    """Refuse a finite reward that float32, in which rewards are kept, can only hold as infinity.
+
+    Raises:
+        ValueError: Saying so.
+        TypeError: It is not a number.
+    """
+    if _LARGEST_REWARD < abs(reward) < math.inf:
+        raise ValueError(f"reward {reward!r} is larger than float32 can hold; scale it down")
+
+
 def _checked_obs_space(space: spaces.Space[Any], env_id: str) -> spaces.Box:
     """The space itself if it is a Box of numbers."""
     if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind in "fiub":

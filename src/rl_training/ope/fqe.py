@@ -31,7 +31,7 @@ from rl_training.data.batch import TransitionBatch
 from rl_training.models.layers import StackedMLP
 from rl_training.rng import Rng
 from rl_training.state import Stateful
-from rl_training.validation import LARGEST_INT, PositiveFloat, PositiveInt, Seed, Settings, Sizes
+from rl_training.validation import PositiveFloat, PositiveInt, Seed, Settings, Sizes
 
 FEWEST_STEPS, MOST_STEPS, STEPS_PER_HORIZON = 10_000, 30_000, 100
 """Gradient steps where none are given: for each step of the horizon 1 / (1 - gamma), within limits.
@@ -47,7 +47,7 @@ class FQEConfig(Settings):
     """Discount of the value that is estimated; null takes the checkpoint's own."""
     updates: PositiveInt | None = None
     """Gradient steps; null takes 10,000, and 100 / (1 - gamma) up to 30,000 where that is more."""
-    members: Annotated[int, Field(ge=2, le=LARGEST_INT)] = 20
+    members: Annotated[int, Field(ge=2, le=10_000)] = 20
     """Resamples of the episodes, each with a network of its own; the interval is theirs."""
     batch_size: PositiveInt = 256
     """Transitions per gradient step and member."""

@@ -61,7 +61,8 @@ def write_report(tasks: Sequence[Task], target: Path, title: str) -> Path:
     html = render(tasks, title)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(html, encoding="utf-8")
+        # A title from the command line may hold bytes that are no text.
+        target.write_text(html, encoding="utf-8", errors="replace")
     except OSError as error:
         raise DataError(
             f"{target} cannot be written ({error.strerror}); choose another with -o"

@@ -17,13 +17,19 @@ from rl_training.algorithms.base import AnyLearner
 from rl_training.envs.options import evaluation_kwargs
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.tasks.spaces_only import require_environment
+from rl_training.errors import EnvError
 from rl_training.rng import Rng, derive_seed
 
 MAX_PARALLEL = 32
+LONGEST_EPISODE = 1_000_000
+"""Steps after which an episode counts as one that never ends; a whole Atari game has 27,000."""
 
 
 class Evaluator:
-    """Runs whole episodes with the learner's policy: its best actions, or sampled ones."""
+    """Runs whole episodes with the learner's policy: its best actions, or sampled ones.
+
+    All episodes of all seeds are stepped together, natively where the task can be.
+    """
 
     def __init__(
         self,
@@ -32,9 +38,11 @@ class Evaluator:
         seeds: Sequence[int],
         *,
         deterministic: bool = True,
+        threads: int = 0,
     ) -> None:
         self.env_id, self.seeds, self.deterministic = env_id, tuple(seeds), deterministic
         self.env_kwargs = evaluation_kwargs(env_kwargs)
+        self._threads = threads
         self._envs: SeedVectorEnv | None = None
 
     def evaluate(self, learner: AnyLearner, num_episodes: int, step: int) -> list[list[float]]:
@@ -63,19 +71,26 @@ class Evaluator:
         )
         if state is not None:
             state.draw_from(rng)
-        while running.any():
+        for _ in range(LONGEST_EPISODE):
             with torch.inference_mode(), learner.drawing_from(rng):
                 action = act(state, torch.from_numpy(obs).to(learner.device))
             step = envs.step(action.cpu().numpy())
             total += np.where(running, step.task_reward, 0.0)
             running &= ~(step.terminated | step.truncated)
             obs = step.obs
-        return [[float(value) for value in row] for row in total]
+            if not running.any():
+                return [[float(value) for value in row] for row in total]
+        raise EnvError(
+            f"environment {self.env_id}: an episode of the evaluation had not ended after "
+            f"{LONGEST_EPISODE} steps; set env_kwargs.max_episode_steps, or eval_episodes to 0"
+        )
 
     def _environments(self, count: int) -> SeedVectorEnv:
         if self._envs is None or self._envs.num_envs != count:
             self.close()
-            self._envs = SeedVectorEnv.make(self.env_id, self.env_kwargs, count, self.seeds)
+            self._envs = SeedVectorEnv.make(
+                self.env_id, self.env_kwargs, count, self.seeds, threads=self._threads
+            )
         return self._envs
 
     def close(self) -> None:

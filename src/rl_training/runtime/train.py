@@ -105,11 +105,7 @@ def _run(
     stop_at: int | None = None,
 ) -> TrainResult:
     spec = get_algorithm_spec(config.algo)
-    if is_object(config.env_id) and config.num_envs * len(config.members) > 1:
-        raise ConfigError(
-            f"{config.env_id} is one environment, but num_envs {config.num_envs} with "
-            f"{len(config.members)} seeds needs more; give a function that makes it"
-        )
+    _require_one_of_a_kind(config)
     device = choose_device(config.device)
     require_trackers(config.trackers)
     with ExitStack() as stack:
@@ -149,8 +145,11 @@ def _run(
                     config.all_seeds,
                     config.vector_mode,
                     spec=task,
+                    threads=config.threads,
                 )
             stack.callback(envs.close)
+        # The caller, or a task's module that acts with a network, may have switched it off.
+        stack.enter_context(torch.enable_grad())
         session = Session(
             config,
             spec,
@@ -167,6 +166,8 @@ def _run(
         stack.callback(session.close)
         if choice.note is not None:
             session.say(choice.note)
+        if envs is not None:
+            session.vector_note = envs.note
         session.accelerator = Accelerator(config, task, learner, session.say)
         stack.callback(session.accelerator.close)
         try:
@@ -177,6 +178,15 @@ def _run(
             if not session.has_begun:
                 raise
             raise with_diagnostics(session, error) from error
+
+
+def _require_one_of_a_kind(config: TrainConfig) -> None:
+    """Refuse to step an environment that was handed over as an object more than once at a time."""
+    if is_object(config.env_id) and config.num_envs * len(config.members) > 1:
+        raise ConfigError(
+            f"{config.env_id} is one environment, but num_envs {config.num_envs} with "
+            f"{len(config.members)} seeds needs more; give a function that makes it"
+        )
 
 
 def choose_device(name: str) -> torch.device:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import io
 import json
 import logging
 import warnings
@@ -169,7 +170,10 @@ def _example(spec: EnvSpec, count: int, seed: int) -> NDArray[Any]:
 def _write_torch(policy: Policy, target: Path, agent: LoadedAgent) -> None:
     facts = json.dumps(describe(agent))
     with _third_party_warnings():
-        torch.export.save(_program(policy, agent), target, extra_files={FACTS: facts})
+        # To memory first: PyTorch's own writer answers a disk that refuses with a RuntimeError.
+        archive = io.BytesIO()
+        torch.export.save(_program(policy, agent), archive, extra_files={FACTS: facts})
+    target.write_bytes(archive.getbuffer())
 
 
 def _program(policy: Policy, agent: LoadedAgent) -> torch.export.ExportedProgram:

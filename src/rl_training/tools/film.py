@@ -24,6 +24,7 @@ from rl_training.errors import (
     DataError,
     EnvError,
     MissingExtraError,
+    described,
     exit_is_error,
 )
 from rl_training.output_files import written_beside
@@ -226,7 +227,7 @@ def _frame(env: AnyEnv) -> Frame:
         picture: Any = env.render()
     except Exception as error:  # drivers of screens raise whatever they like
         raise EnvError(
-            f"drawing the environment failed ({type(error).__name__}: {error}); on a machine "
+            f"drawing the environment failed ({described(error)}); on a machine "
             "without a screen MuJoCo needs MUJOCO_GL=egl or osmesa"
         ) from None
     if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.dtype != np.uint8:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rl_training.envs.named_modules import import_named
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import EnvError
+from rl_training.errors import EnvError, described
 
 StateFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -133,7 +133,7 @@ def check_function(function: StateFunction, name: str, kind: Kind, env: EnvSpec)
     except (Exception, SystemExit) as error:
         raise EnvError(
             f"{kind.word} {name} failed on a batch of {_CHECK_ROWS} rows of {env.env_id} "
-            f"({type(error).__name__}: {error}); it takes obs [B, {env.obs_dim}], action "
+            f"({described(error)}); it takes obs [B, {env.obs_dim}], action "
             f"[B, {env.action_dim}], next_obs [B, {env.obs_dim}] and gives {wanted}"
         ) from error
     if not isinstance(result, Tensor):
