@@ -345,7 +345,7 @@ def test_final_obs_is_obs_when_no_episode_ended() -> None:
     [
         ({"num_envs": 0}, "num_envs must be >= 1, got 0"),
         ({"seed": -1}, "seed must be >= 0, got -1"),
-        ({"mode": "fast"}, "mode must be one of auto, sync, async, ray, got 'fast'"),
+        ({"mode": "fast"}, "mode must be one of auto, native, sync, async, ray, got 'fast'"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

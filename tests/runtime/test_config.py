@@ -62,7 +62,8 @@ def refusal(tmp_path: Path, text: str, **options: Any) -> str:
         ("tags: [a, 3]", "run.yaml:3: tags[1] must be text, got 3"),
         (
             "vector_mode: asinc",
-            "run.yaml:3: vector_mode must be one of 'auto', 'sync', 'async' or 'ray', got 'asinc'",
+            "run.yaml:3: vector_mode must be one of 'auto', 'native', 'sync', 'async' or 'ray', "
+            "got 'asinc'",
         ),
         (
             "seeds: [1, 1]",

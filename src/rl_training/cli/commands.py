@@ -116,7 +116,7 @@ def train(
     ] = None,
     collect: Annotated[
         str | None,
-        typer.Option(help="Where environments run: auto, sync, async, or ray (a cluster)."),
+        typer.Option(help="Where environments run: auto, native, sync, async, or ray (a cluster)."),
     ] = None,
     device: DeviceOption = None,
     set_: SetOption = None,

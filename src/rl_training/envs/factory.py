@@ -79,6 +79,21 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> AnyEnv
     return _wrapped(env, options)
 
 
+def class_name(env_id: str) -> str:
+    """The class that an id stands for, as `module:Class`, without making one; or the empty text."""
+    if _is_own_class(env_id):
+        return full_name(_own_class(env_id))
+    registered = gym.registry.get(env_id.rpartition(":")[2])
+    return "" if registered is None else full_name(registered.entry_point)
+
+
+def full_name(entry_point: object) -> str:
+    """`module:Class` of a class; a text says so already."""
+    if isinstance(entry_point, type):
+        return f"{entry_point.__module__}:{entry_point.__qualname__}"
+    return str(entry_point)
+
+
 def close_env(env: AnyEnv, label: str) -> None:
     """Close an environment whose work is done; a failure is a warning, because nothing is lost."""
     try:

@@ -92,6 +92,7 @@ class SeedVectorEnv:
         *,
         spec: EnvSpec | None = None,
         timeout: float = 300.0,
+        threads: int = 0,
     ) -> SeedVectorEnv:
         """Make the environments of several seeds; they are reset by `reset`.
 
@@ -101,9 +102,11 @@ class SeedVectorEnv:
             num_envs: How many for each seed.
             seeds: The seeds, see the module's docstring.
             mode: `sync` in this process, `async` one process each, `ray` in actors of a cluster,
-                `auto` sync or a vectorised version.
+                `native` all at once where there is such a version, `auto` that or sync.
             spec: The task's spec if it was probed before; None probes a throwaway instance.
             timeout: Seconds an `async` environment may take for one answer.
+            threads: CPU threads of a native version; 0 takes as many as pay, at most the cores.
+                Results do not depend on it.
 
         Raises:
             ConfigError: `num_envs`, `seeds` or `mode` cannot be used.
@@ -120,7 +123,16 @@ class SeedVectorEnv:
             num_envs=num_envs,
             seeds=tuple(seeds),
         )
-        return cls(task, make_backend(task, mode, timeout), transform)
+        return cls(task, make_backend(task, mode, timeout, threads), transform)
+
+    @property
+    def note(self) -> str | None:
+        """How the environments run, in one sentence; None if nothing had to be chosen."""
+        if self.backend.note is None:
+            return None
+        count = self.num_seeds * self.num_envs
+        noun = "environment runs" if count == 1 else "environments run"
+        return f"{count} {noun} in vector_mode {self.backend.note}"
 
     def num_steps(self, seed_index: int = 0) -> int:
         """Calls of `step` so far, those before a restored snapshot included."""

@@ -67,8 +67,8 @@ class TrainConfig(Settings):
     device: str = Field(default="auto", json_schema_extra={"pattern": _DEVICE})
     """`auto`, `cpu`, `cuda` or `cuda:<n>`."""
     threads: Threads = 0
-    """CPU threads of PyTorch; 0 takes `OMP_NUM_THREADS` or what is fastest, and a resumed run keeps
-    its number."""
+    """CPU threads of PyTorch and of native environments. With 0, PyTorch takes `OMP_NUM_THREADS` or
+    what is fastest (a resumed run keeps its number), and environments as many cores as pay."""
     accelerate: Literal["auto", "off", "compile", "graph"] = "auto"
     """How updates run: eagerly (`off`), compiled from the first on (`compile`), compiled and
     captured in CUDA graphs (`graph`), or, on long runs, compiled beside the first part of the run
@@ -78,9 +78,10 @@ class TrainConfig(Settings):
     has instructions for it."""
     num_envs: PositiveInt = 1
     """Environments stepped side by side, per seed."""
-    vector_mode: Literal["auto", "sync", "async", "ray"] = "auto"
-    """How several environments run: in this process (`sync`), one process each (`async`), or in
-    actors of a Ray cluster (`ray`)."""
+    vector_mode: Literal["auto", "native", "sync", "async", "ray"] = "auto"
+    """How several environments run: all at once (`native`, for CartPole and Gymnasium's MuJoCo
+    tasks), one after another in this process (`sync`), one process each (`async`), or in actors of
+    a Ray cluster (`ray`); `auto` takes `native` where there is one, else `sync`."""
     eval_episodes: NonNegativeInt = 5
     """Episodes per evaluation; 0 never evaluates."""
     eval_deterministic: bool = True

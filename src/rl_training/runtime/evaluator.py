@@ -22,7 +22,10 @@ MAX_PARALLEL = 32
 
 
 class Evaluator:
-    """Runs whole episodes with the learner's policy: its best actions, or sampled ones."""
+    """Runs whole episodes with the learner's policy: its best actions, or sampled ones.
+
+    All episodes of all seeds are stepped together, natively where the task can be.
+    """
 
     def __init__(
         self,
@@ -31,9 +34,11 @@ class Evaluator:
         seeds: Sequence[int],
         *,
         deterministic: bool = True,
+        threads: int = 0,
     ) -> None:
         self.env_id, self.seeds, self.deterministic = env_id, tuple(seeds), deterministic
         self.env_kwargs = evaluation_kwargs(env_kwargs)
+        self._threads = threads
         self._envs: SeedVectorEnv | None = None
 
     def evaluate(self, learner: AnyLearner, num_episodes: int, step: int) -> list[list[float]]:
@@ -73,7 +78,9 @@ class Evaluator:
     def _environments(self, count: int) -> SeedVectorEnv:
         if self._envs is None or self._envs.num_envs != count:
             self.close()
-            self._envs = SeedVectorEnv.make(self.env_id, self.env_kwargs, count, self.seeds)
+            self._envs = SeedVectorEnv.make(
+                self.env_id, self.env_kwargs, count, self.seeds, threads=self._threads
+            )
         return self._envs
 
     def close(self) -> None:

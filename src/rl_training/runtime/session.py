@@ -88,10 +88,16 @@ class Session:
         self._folder = folder
         self._resume_level = resume_level
         self._resources = ExitStack()
+        self.vector_note: str | None = None
+        """How the environments run, said at the start."""
         self.has_begun = False
         """Whether the run has its folder and its logs, until they are closed."""
         self._evaluator = Evaluator(
-            config.env_id, config.env_kwargs, self.seeds, deterministic=config.eval_deterministic
+            config.env_id,
+            config.env_kwargs,
+            self.seeds,
+            deterministic=config.eval_deterministic,
+            threads=config.threads,
         )
         self._loggers: list[MetricLogger] = []
         self._started = self._last_save = time.monotonic()
@@ -154,7 +160,8 @@ class Session:
             logger.log_notes(notes)
         for callback in self.callbacks:
             callback.on_start(self.state)
-        for message in (*messages, *self._warnings(), *notes):
+        ways = [] if self.vector_note is None else [self.vector_note]
+        for message in (*messages, *ways, *self._warnings(), *notes):
             self.say(message)
         if self._origin is not None:
             # What was taken over is worth this much; saved, the run needs the other no more.

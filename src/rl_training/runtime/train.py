@@ -141,6 +141,7 @@ def _run(
                 config.num_envs,
                 config.all_seeds,
                 config.vector_mode,
+                threads=config.threads,
             )
             stack.callback(envs.close)
         session = Session(
@@ -159,6 +160,8 @@ def _run(
         stack.callback(session.close)
         if choice.note is not None:
             session.say(choice.note)
+        if envs is not None:
+            session.vector_note = envs.note
         session.accelerator = Accelerator(config, task, learner, session.say)
         stack.callback(session.accelerator.close)
         try:

@@ -40,6 +40,7 @@ class MaskedCartPole:
     """CartPole that never resets by itself; `renew` takes a mask."""
 
     kind: ClassVar[str] = "cartpole"
+    note = "native: all at once as arrays"
 
     def __init__(self, shape: tuple[int, int], max_episode_steps: int) -> None:
         task = CartPoleEnv()

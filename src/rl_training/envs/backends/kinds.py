@@ -16,14 +16,16 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 import numpy as np
 
 from rl_training.envs.backends.classic import CARTPOLE_IDS, MaskedCartPole, SpreadCartPole
+from rl_training.envs.backends.mujoco_batch import MujocoBatch, why_not_batched, why_not_native
 from rl_training.envs.backends.processes import WorkerError, WorkerVectorEnv
-from rl_training.envs.factory import close_env, make_env
+from rl_training.envs.factory import class_name, close_env, make_env
 from rl_training.envs.plain import State
 from rl_training.envs.snapshot import ResumeLevel, SnapshotWrapper, weakest_level
 from rl_training.envs.spec import Array, EnvSpec
-from rl_training.errors import EnvError
+from rl_training.envs.tasks.mujoco import MUJOCO_TASKS
+from rl_training.errors import ConfigError, EnvError
 
-Mode: TypeAlias = Literal["auto", "sync", "async", "ray"]
+Mode: TypeAlias = Literal["auto", "native", "sync", "async", "ray"]
 Transition: TypeAlias = tuple[Array, Array, Array, Array]
 """Observations, rewards (float32), terminated, truncated."""
 
@@ -35,6 +37,10 @@ class Backend(Protocol):
 
     kind: ClassVar[str]
     """Which snapshots it takes."""
+
+    @property
+    def note(self) -> str | None:
+        """The mode that was chosen and how or why, for the user; None if there was no choice."""
 
     @property
     def resume_level(self) -> ResumeLevel:
@@ -94,21 +100,58 @@ def make_wrapped(env_id: str, env_kwargs: dict[str, Any], index: int, seed: int)
     return SnapshotWrapper(make_env(env_id, env_kwargs), env_id, index, seed)
 
 
-def make_backend(task: Task, mode: Mode, timeout: float) -> Backend:
-    """Make the environments; `auto` takes the vectorised version where there is one."""
-    plain = set(task.env_kwargs) <= {"max_episode_steps"} and task.env_id in CARTPOLE_IDS
-    if mode == "auto" and plain and math.prod(task.shape) >= _MIN_VECTORIZED:
-        limit = task.spec.max_episode_steps
-        assert limit is not None
-        # The number per seed decides about the kind of snapshot: a seed is resumed alone too.
-        if task.num_envs >= _MIN_VECTORIZED:
-            return MaskedCartPole(task.shape, limit)
-        return SpreadCartPole(task.shape, limit, task.makers()[0]())
+def make_backend(task: Task, mode: Mode, timeout: float, threads: int = 0) -> Backend:
+    """Make the environments; `auto` takes the native version where there is one.
+
+    Raises:
+        ConfigError: The mode is `native`, and there is no such version of the task.
+    """
+    note = None
+    if mode in ("auto", "native"):
+        native = _cartpole(task, mode) or _mujoco(task, threads)
+        if not isinstance(native, str):
+            return native
+        if mode == "native":
+            raise ConfigError(
+                f"vector_mode native cannot run {task.env_id}: {native}; use vector_mode auto, "
+                "which takes what there is, or sync, async or ray"
+            )
+        if class_name(task.env_id) in MUJOCO_TASKS:
+            note = f"sync: one after another, because {native}"
     if mode == "ray":
         from rl_training.envs.backends.ray_actors import RayEnvs
 
         return RayEnvs(task, timeout)
-    return WorkerEnvs(task, timeout) if mode == "async" else SyncEnvs(task)
+    return WorkerEnvs(task, timeout) if mode == "async" else SyncEnvs(task, note)
+
+
+def _cartpole(task: Task, mode: Mode) -> Backend | str | None:
+    """CartPole as arrays, why not, or None for other tasks."""
+    if task.env_id not in CARTPOLE_IDS:
+        return None
+    if not set(task.env_kwargs) <= {"max_episode_steps"}:
+        return "of its env_kwargs, only max_episode_steps is possible there"
+    if mode == "auto" and math.prod(task.shape) < _MIN_VECTORIZED:
+        return "one by one, few environments are as fast"
+    limit = task.spec.max_episode_steps
+    assert limit is not None
+    # The number per seed decides about the kind of snapshot: a seed is resumed alone too.
+    if task.num_envs >= _MIN_VECTORIZED:
+        return MaskedCartPole(task.shape, limit)
+    return SpreadCartPole(task.shape, limit, task.makers()[0]())
+
+
+def _mujoco(task: Task, threads: int) -> Backend | str:
+    """Gymnasium's MuJoCo tasks in a batch, or why not."""
+    reason = why_not_native(class_name(task.env_id), task.env_kwargs)
+    if reason is not None:
+        return reason
+    stand_in = task.makers()[0]()
+    reason = why_not_batched(stand_in)
+    if reason is not None:
+        close_env(stand_in, stand_in.label)
+        return reason
+    return MujocoBatch(task.shape, stand_in, threads)
 
 
 def _received_dtype(spec: EnvSpec) -> np.dtype[Any]:
@@ -128,7 +171,8 @@ class SyncEnvs:
 
     kind: ClassVar[str] = "wrapped"
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, note: str | None = None) -> None:
+        self.note = note
         self._shape = task.shape
         self._obs_dtype = np.dtype(task.spec.obs_dtype)
         self._received = _received_dtype(task.spec)
@@ -254,6 +298,7 @@ class WorkerEnvs:
     """Environments in processes of their own."""
 
     kind: ClassVar[str] = "wrapped"
+    note = None
 
     def __init__(self, task: Task, timeout: float) -> None:
         self._shape = task.shape

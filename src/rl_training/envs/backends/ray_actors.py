@@ -98,6 +98,7 @@ class RayEnvs:
     """Environments spread over actors."""
 
     kind: ClassVar[str] = "wrapped"
+    note = None
 
     def __init__(self, task: Task, timeout: float) -> None:
         self._ray = import_ray("vector_mode ray")
