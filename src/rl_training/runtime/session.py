@@ -97,6 +97,7 @@ class Session:
             config.env_kwargs,
             self.seeds,
             deterministic=config.eval_deterministic,
+            mode=config.vector_mode,
             threads=config.threads,
         )
         self._loggers: list[MetricLogger] = []
