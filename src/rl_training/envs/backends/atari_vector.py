@@ -24,6 +24,7 @@ Shapes: S seeds, n environments per seed, L = S * n lanes, K stacked frames of H
 from __future__ import annotations
 
 import importlib
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -123,6 +124,8 @@ class AtariVector:
         self._game_seeds = [-1] * count
         self._sent = [bytearray() for _ in range(count)]
         """The actions held since a lane's game began, ours included."""
+        self._traces = [0] * count
+        """A checksum of all frames since then: one frame alone may be that of another game."""
 
     @property
     def note(self) -> str:
@@ -155,6 +158,7 @@ class AtariVector:
             self._lives[lane] = info["lives"][0]
             self._frame_numbers[lane] = info["episode_frame_number"][0]
             self._sent[lane].append(actions[place])
+            self._traces[lane] = zlib.crc32(frames, self._traces[lane])
         return rewards
 
     def observations(self) -> Array:
@@ -207,7 +211,7 @@ class AtariVector:
         """Begin the game of one lane, without what precedes the agent's first step."""
         frames, info = self._lanes[lane].reset([0], [seed] if self._sticky else _NO_SEED)
         self._game_seeds[lane] = seed
-        self._sent[lane] = bytearray()
+        self._sent[lane], self._traces[lane] = bytearray(), zlib.crc32(frames)
         self._frames[-1][lane] = frames[0, 0]
         self._over[lane], self._steps[lane] = False, 0
         self._lives[lane] = info["lives"][0]
@@ -274,6 +278,7 @@ class AtariVector:
         return {
             "level": level,
             "sent": np.frombuffer(bytes(sent), np.uint8).copy(),
+            "trace": self._traces[lane],
             "game_seed": self._game_seeds[lane],
             "steps": int(self._steps[lane]),
             "generator": encode(self._generators[lane]),
@@ -291,7 +296,7 @@ class AtariVector:
         for place in range(max(map(len, logs.values()), default=0)):
             lanes = [lane for lane, log in logs.items() if place < len(log)]
             self._hold(lanes, [logs[lane][place] for lane in lanes])
-        messages = [self._difference(lane, game, obs[lane]) for lane, game in enumerate(games)]
+        messages = [self._difference(lane, game) for lane, game in enumerate(games)]
         for lane, game in enumerate(games):
             self._steps[lane] = game["steps"]
         self._begin_games([lane for lane, message in enumerate(messages) if message is not None])
@@ -300,13 +305,13 @@ class AtariVector:
                 frame[lane] = obs[lane, place]
         return messages
 
-    def _difference(self, lane: int, game: State, obs: Array) -> str | None:
+    def _difference(self, lane: int, game: State) -> str | None:
         if game["level"] != "replay":
             reason = f"its game was longer than {MAX_REPLAY_ACTIONS} actions"
-        elif np.array_equal(self._frames[-1][lane], obs[-1]):
+        elif self._traces[lane] == game["trace"]:
             return None
         else:
-            reason = "replaying its actions gave another frame (another version of ale-py?)"
+            reason = "replaying its actions gave other frames (another version of ale-py?)"
         seed, index = divmod(lane, self._shape[1])
         return (
             f"environment {self._env_id} (index {index}, seed {self._seeds[seed]}): {reason}; a "
