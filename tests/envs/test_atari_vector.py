@@ -116,10 +116,10 @@ def test_idle_holds_at_the_start_are_drawn_for_each_environment() -> None:
     envs = native(num_envs=8, noop_max=30, episodic_life=False)
     envs.reset()
     assert isinstance(envs.backend, AtariVector)
-    frames = envs.backend._frame_numbers
-    assert set(frames.tolist()) <= {4 * holds for holds in range(8)}
-    assert len(set(frames.tolist())) > 2
-    idle = int(frames[0]) // 4
+    frames = [one.frame_number for one in envs.backend.games]
+    assert set(frames) <= {4 * holds for holds in range(8)}
+    assert len(set(frames)) > 2
+    idle = frames[0] // 4
     one = wrapped(BREAKOUT, AtariOptions(noop_max=0, episodic_life=False), idle)
     assert_close(envs.backend.observations()[0, 0], one.reset(seed=0)[0])
 
@@ -154,6 +154,28 @@ def test_limits_truncate_and_begin_a_new_game() -> None:
         assert (steps[6].final_obs != steps[6].obs).any()
 
 
+def test_limits_and_lives_are_counted_as_our_wrappers_count_them() -> None:
+    options = AtariOptions(noop_max=0, fire_reset=True)
+    kwargs = {"wrappers": {"atari": options.model_dump()}, "max_episode_steps": 45}
+    envs = SeedVectorEnv.make(BREAKOUT, kwargs, 1, (0,), "native")
+    frames = gym.wrappers.TimeLimit(
+        HeldStart(make_env(BREAKOUT, emulator(options)), options), max_episode_steps=45
+    )
+    one = AtariLives(frames, options)
+    envs.reset()
+    one.reset(seed=0)
+    both = 0
+    for action in np.random.default_rng(1).integers(0, 4, 400).tolist():
+        step = envs.step(np.array([[action]]))
+        _, reward, terminated, truncated, _ = one.step(action)
+        ends = (bool(step.terminated[0, 0]), bool(step.truncated[0, 0]))
+        assert (float(step.reward[0, 0]), *ends) == (reward, terminated, truncated)
+        if terminated or truncated:
+            one.reset()
+            both += truncated
+    assert both > 5
+
+
 def test_evaluation_plays_whole_games_for_their_own_scores() -> None:
     kwargs = {"wrappers": {"atari": {"fire_reset": True}, "reward_scale": 0.5}}
     envs = SeedVectorEnv.make(BREAKOUT, evaluation_kwargs(kwargs), 1, (0,), "native")
@@ -164,7 +186,7 @@ def test_evaluation_plays_whole_games_for_their_own_scores() -> None:
         assert isinstance(envs.backend, AtariVector)
         if step.terminated.any():
             break
-        lives.append(int(envs.backend._lives[0]))
+        lives.append(envs.backend.games[0].lives)
     assert step.terminated.all()
     assert sorted(set(lives)) == [1, 2, 3, 4, 5]
 
@@ -287,7 +309,7 @@ def test_an_action_that_the_game_does_not_have_is_an_error_and_does_not_hang() -
 
 
 def test_evaluation_takes_the_backend_of_training() -> None:
-    kwargs = {"wrappers": {"atari": {}}}
+    kwargs: dict[str, Any] = {"wrappers": {"atari": {}}}
     for mode, kind in (("native", AtariVector), ("auto", SyncEnvs), ("async", SyncEnvs)):
         evaluator = Evaluator(BREAKOUT, kwargs, (0,), mode=mode)  # type: ignore[arg-type]
         assert isinstance(evaluator._environments(1).backend, kind)

@@ -3,7 +3,8 @@
 `ale_py.AtariVectorEnv` steps all its games or none, restarts a whole game after a lost life and
 cannot save an emulator. So each lane here has such an interface to itself, told to do nothing but
 hold an action: frames, the larger of the last two screens, and the resize. Actions are sent to all
-lanes before any answer is awaited. Lives, FIRE, idle starts, limits and frame stacks are ours, as
+lanes before any answer is awaited, and a lane that needs more than one hold goes on while others
+work. Lives, FIRE, idle starts, limits and frame stacks are ours, as
 in `rl_training.envs.atari`, which `tests/envs/test_atari_vector.py` compares frame by frame.
 
 Deviations from that module, because of which `vector_mode: auto` does not choose this backend and
@@ -25,8 +26,9 @@ from __future__ import annotations
 
 import importlib
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -49,8 +51,10 @@ _POSSIBLE = frozenset(
     }
 )
 _NEVER = 2**31 - 2  # a limit that no episode reaches; the interface adds one to it
-_NO_SEED = [-1]
+_RESTART = -1
 _FULL_STRENGTH = [1.0]
+
+_Turn: TypeAlias = Generator[int, None, None]
 
 
 def why_no_atari_vector(env_id: str, env_kwargs: Mapping[str, Any]) -> str | None:
@@ -76,8 +80,143 @@ def why_no_atari_vector(env_id: str, env_kwargs: Mapping[str, Any]) -> str | Non
     return None
 
 
+class _Game:
+    """The emulator of one lane, and the rules around it.
+
+    A turn is a generator of orders, an action to hold or `_RESTART`, which continues when the
+    emulator has carried out the last one. So the lanes of a step need not wait for each other.
+    """
+
+    def __init__(self, keywords: Mapping[str, Any], options: AtariOptions, max_steps: int) -> None:
+        self._interface = _interface(keywords, options)
+        meanings = [action.name for action in self._interface.get_action_set()]
+        self.num_actions = len(meanings)
+        self._options = options
+        self._fires = options.fire_reset and meanings[FIRE] == "FIRE"
+        self._sticky = float(keywords["repeat_action_probability"]) > 0.0
+        self._max_frames = int(keywords.get("max_num_frames_per_episode") or _NEVER)
+        self._max_steps = max_steps
+        self._restarted: tuple[Array, dict[str, Array]] | None = None
+        self._last_order = NOOP
+        self.generator = np.random.default_rng(0)
+        self.seed = -1
+        """Seed of the emulator in this game; -1 where nothing is drawn in it."""
+        self.sent = bytearray()
+        """The actions held since the game began, ours included."""
+        self.trace = 0
+        """Checksum of all frames since then: one frame alone may be that of another game."""
+        self.frame: Array = np.zeros(0, np.uint8)
+        """What is seen now, [H, H]."""
+        self.lives = self.frame_number = self.steps = 0
+        self.over = False
+        """Whether the game has ended, and not only a life."""
+        self._reward = 0.0
+        self.final_frame: Array = self.frame
+        """What was seen after the agent's last action, before a new episode."""
+        self.outcome = (0.0, False, False)
+        """Reward, terminated and truncated of the agent's last action."""
+
+    def send(self, order: int) -> None:
+        """Let the emulator begin to carry out an order."""
+        self._last_order = order
+        if order != _RESTART:
+            self._interface.send([order], _FULL_STRENGTH)
+        elif self.over and not self._sticky:
+            self._interface.send([NOOP], _FULL_STRENGTH)  # after the end, this begins a game
+        else:
+            self._restarted = self._interface.reset([0], [self.seed])
+
+    def receive(self) -> None:
+        """Wait until the order is carried out."""
+        if self._restarted is not None:
+            (frames, info), over = self._restarted, False
+            self._restarted = None
+        else:
+            frames, reward, ended, _, info = self._interface.recv()
+            self._reward += float(reward[0])
+            over = bool(ended[0])
+        if self._last_order == _RESTART:
+            self.sent, self.trace, self.steps = bytearray(), 0, 0
+        else:
+            self.sent.append(self._last_order)
+        self.frame, self.over = frames[0, 0], over
+        self.lives = int(info["lives"][0])
+        self.frame_number = int(info["episode_frame_number"][0])
+        self.trace = zlib.crc32(frames.data, self.trace)
+
+    @property
+    def _truncated(self) -> bool:
+        frames_are_up = self.frame_number >= self._max_frames and not self.over
+        return self.steps >= self._max_steps or frames_are_up
+
+    def turn(self, action: int) -> _Turn:
+        """One step of the agent, and a new episode where it ends one."""
+        before = self.lives
+        yield from self._step(action)
+        lost = self._options.episodic_life and self.lives < before
+        terminated, truncated = self.over or lost, self._truncated
+        self.outcome = (self._reward, terminated, truncated)
+        self.final_frame = self.frame
+        if not (terminated or truncated):
+            return
+        if not (self.over or truncated):
+            yield from self._step(NOOP)  # on to the next life, as in AtariLives
+        if self.over or self._truncated:
+            yield from self.begin()
+
+    def _step(self, action: int) -> _Turn:
+        before, self._reward = self.lives, 0.0
+        yield action
+        if self._fires and self.lives < before and not self.over:
+            # After the agent's own action, as in AtariFrames: a replay holds what was done.
+            yield FIRE
+        self.steps += 1
+
+    def begin(self) -> _Turn:
+        """A new game with idle holds, and with FIRE where a game waits for it."""
+        self.seed = int(self.generator.integers(2**31)) if self._sticky else -1
+        most = self._options.noop_max // self._options.frame_skip
+        idle = int(self.generator.integers(most + 1))
+        yield _RESTART
+        for action in (*[NOOP] * idle, *[FIRE] * self._fires):
+            yield action
+            if self.over:
+                yield _RESTART
+
+    def replay(self, state: State) -> _Turn:
+        """Everything that a snapshot's game was sent."""
+        self.seed = int(state["seed"])
+        yield _RESTART
+        yield from state["sent"].tolist()
+
+    @property
+    def level(self) -> ResumeLevel:
+        """Games are played again, unless one is too long for that."""
+        return "restart" if len(self.sent) > MAX_REPLAY_ACTIONS else "replay"
+
+    def snapshot(self) -> State:
+        """What `replay` needs, and how to tell that it arrived."""
+        sent = self.sent if self.level == "replay" else b""
+        return {
+            "level": self.level,
+            "sent": np.frombuffer(bytes(sent), np.uint8).copy(),
+            "trace": self.trace,
+            "seed": self.seed,
+            "steps": self.steps,
+            "generator": encode(self.generator),
+        }
+
+    def difference(self, state: State) -> str | None:
+        """Why the game is not where a snapshot's was; None if it is."""
+        if state["level"] != "replay":
+            return f"its game was longer than {MAX_REPLAY_ACTIONS} actions"
+        if self.trace != state["trace"]:
+            return "replaying its actions gave other frames (another version of ale-py?)"
+        return None
+
+
 class AtariVector:
-    """Games that never restart by themselves; `renew` takes a mask.
+    """Games in threads; where an episode ends, the next begins while other lanes still work.
 
     Args:
         env_id: A game for which `why_no_atari_vector` knows no reason.
@@ -99,33 +238,15 @@ class AtariVector:
     ) -> None:
         options = wrapper_options(env_id, env_kwargs.get("wrappers")).atari
         assert options is not None
-        self._env_id, self._seeds, self._options = env_id, tuple(seeds), options
+        self._env_id, self._seeds = env_id, tuple(seeds)
         self._shape = (len(seeds), num_envs)
         count = len(seeds) * num_envs
-        self._all = list(range(count))
         self.threads = min(count, threads or count)
         keywords = gym.registry[env_id].kwargs | emulator_kwargs(options) | dict(env_kwargs)
-        self._lanes = [_interface(keywords, options) for _ in range(count)]
-        meanings = [action.name for action in self._lanes[0].get_action_set()]
-        self._num_actions = len(meanings)
-        self._fires = options.fire_reset and meanings[FIRE] == "FIRE"
-        self._sticky = float(keywords["repeat_action_probability"]) > 0.0
-        self._max_frames = int(keywords.get("max_num_frames_per_episode") or _NEVER)
-        self._max_steps = int(env_kwargs.get("max_episode_steps") or _NEVER)
+        max_steps = int(env_kwargs.get("max_episode_steps") or _NEVER)
+        self.games = [_Game(keywords, options, max_steps) for _ in range(count)]
         size = options.screen_size
         self._frames = [np.zeros((count, size, size), np.uint8) for _ in range(options.frame_stack)]
-        self._rewards = np.zeros(count, np.float32)
-        self._over = np.ones(count, np.bool_)
-        """Whether the game of a lane has ended, and not only a life."""
-        self._lives = np.zeros(count, np.int64)
-        self._frame_numbers = np.zeros(count, np.int64)
-        self._steps = np.zeros(count, np.int64)
-        self._generators: list[np.random.Generator] = []
-        self._game_seeds = [-1] * count
-        self._sent = [bytearray() for _ in range(count)]
-        """The actions held since a lane's game began, ours included."""
-        self._traces = [0] * count
-        """A checksum of all frames since then: one frame alone may be that of another game."""
 
     @property
     def note(self) -> str:
@@ -135,183 +256,98 @@ class AtariVector:
 
     @property
     def resume_level(self) -> ResumeLevel:
-        """Games are played again, unless one is too long for that."""
-        return weakest_level(self._level(lane) for lane in self._all)
+        """The weakest level of the games."""
+        return weakest_level(game.level for game in self.games)
 
-    def _level(self, lane: int) -> ResumeLevel:
-        return "restart" if len(self._sent[lane]) > MAX_REPLAY_ACTIONS else "replay"
-
-    def _hold(self, lanes: Sequence[int], actions: Sequence[int]) -> Array:
-        """Hold an action in each of some lanes; newest frames and rewards [len(lanes)] change."""
-        newest, window = self._frames[-1], self.threads
-        rewards = np.zeros(len(lanes), np.float32)
-        for lane, action in zip(lanes[:window], actions[:window], strict=True):
-            self._lanes[lane].send([action], _FULL_STRENGTH)
-        for place, lane in enumerate(lanes):
-            frames, reward, over, _, info = self._lanes[lane].recv()
-            if place + window < len(lanes):
-                following = self._lanes[lanes[place + window]]
-                following.send([actions[place + window]], _FULL_STRENGTH)
-            newest[lane] = frames[0, 0]
-            rewards[place] = reward[0]
-            self._over[lane] = over[0]
-            self._lives[lane] = info["lives"][0]
-            self._frame_numbers[lane] = info["episode_frame_number"][0]
-            self._sent[lane].append(actions[place])
-            self._traces[lane] = zlib.crc32(frames, self._traces[lane])
-        return rewards
+    def _run(self, turns: Iterable[tuple[_Game, _Turn]]) -> None:
+        """Carry out the turns of some lanes, so many at a time as there are threads."""
+        waiting, busy = deque(turns), deque[tuple[_Game, _Turn]]()
+        while waiting or busy:
+            if waiting and len(busy) < self.threads:
+                game, turn = waiting.popleft()
+            else:
+                game, turn = busy.popleft()
+                game.receive()
+            order = next(turn, None)
+            if order is not None:
+                game.send(order)
+                busy.append((game, turn))
 
     def observations(self) -> Array:
         """The current observations, [S, n, K, H, H]."""
         stacked = np.stack(self._frames, axis=1)
         return stacked.reshape(*self._shape, *stacked.shape[1:])
 
+    def _fill_stacks(self, lanes: Iterable[int]) -> None:
+        for lane in lanes:
+            for frame in self._frames:
+                frame[lane] = self.games[lane].frame
+
     def reset(self, seeds: Sequence[int] | None) -> Array:
         """Begin new games everywhere, with new generators if there are seeds, S * n of them."""
-        if seeds is not None:
-            self._generators = [np.random.default_rng(seed) for seed in seeds]
-        self._begin_games(self._all)
+        for game, seed in zip(self.games, seeds or (), strict=seeds is not None):
+            game.generator = np.random.default_rng(seed)
+        self._run((game, game.begin()) for game in self.games)
+        self._fill_stacks(range(len(self.games)))
         return self.observations()
-
-    def renew(self, ended: Array, obs: Array) -> Array:  # noqa: ARG002
-        """Begin new episodes where `ended`, [S, n]: a game, or the next life by an idle step."""
-        lanes = ended.ravel().nonzero()[0].tolist()
-        alive = [lane for lane in lanes if not self._over[lane] and not self._is_cut_off(lane)]
-        if alive:
-            self._step_lanes(alive, [NOOP] * len(alive))
-        self._begin_games([lane for lane in lanes if self._over[lane] or self._is_cut_off(lane)])
-        self._fill_stacks(lanes)
-        return self.observations()
-
-    def _fill_stacks(self, lanes: Sequence[int]) -> None:
-        for frame in self._frames[:-1]:
-            frame[lanes] = self._frames[-1][lanes]
-
-    def _is_cut_off(self, lane: int) -> bool:
-        return bool(
-            self._steps[lane] >= self._max_steps or self._frame_numbers[lane] >= self._max_frames
-        )
-
-    def _begin_games(self, lanes: Sequence[int]) -> None:
-        """Begin games with idle holds, and with FIRE where a game waits for it."""
-        idle = {}
-        for lane in lanes:
-            generator = self._generators[lane]
-            seed = int(generator.integers(2**31)) if self._sticky else -1
-            most = self._options.noop_max // self._options.frame_skip
-            idle[lane] = int(generator.integers(most + 1))
-            self._start(lane, seed)
-        for past in range(max(idle.values(), default=0)):
-            self._hold_at_start([lane for lane in lanes if idle[lane] > past], NOOP)
-        if self._fires:
-            self._hold_at_start(lanes, FIRE)
-        self._fill_stacks(list(lanes))
-
-    def _start(self, lane: int, seed: int) -> None:
-        """Begin the game of one lane, without what precedes the agent's first step."""
-        frames, info = self._lanes[lane].reset([0], [seed] if self._sticky else _NO_SEED)
-        self._game_seeds[lane] = seed
-        self._sent[lane], self._traces[lane] = bytearray(), zlib.crc32(frames)
-        self._frames[-1][lane] = frames[0, 0]
-        self._over[lane], self._steps[lane] = False, 0
-        self._lives[lane] = info["lives"][0]
-        self._frame_numbers[lane] = info["episode_frame_number"][0]
-
-    def _hold_at_start(self, lanes: Sequence[int], action: int) -> None:
-        self._hold(lanes, [action] * len(lanes))
-        for lane in lanes:
-            if self._over[lane]:
-                self._start(lane, self._game_seeds[lane])
-
-    def _step_lanes(self, lanes: Sequence[int], actions: Sequence[int]) -> tuple[Array, Array]:
-        """One agent step in some lanes: rewards, and whether a life was lost, [len(lanes)]."""
-        before = self._lives[lanes]
-        rewards = self._hold(lanes, actions)
-        lost = self._lives[lanes] < before
-        if self._fires and lost.any():
-            # After the agent's own action, as in AtariFrames: a replay holds what was done.
-            places = (lost & ~self._over[lanes]).nonzero()[0]
-            waiting = [lanes[place] for place in places]
-            rewards[places] += self._hold(waiting, [FIRE] * len(waiting))
-            lost = self._lives[lanes] < before
-        self._steps[lanes] += 1
-        return rewards, lost
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array]:
-        """One step of all environments with actions [S, n]; ended ones wait for `renew`."""
+        """One step of all environments with actions [S, n]."""
         chosen: list[int] = actions.ravel().tolist()
         # The interface would wait for ever for the answer to an action that the game does not have.
-        if min(chosen) < 0 or max(chosen) >= self._num_actions:
-            raise ValueError(f"the game has actions 0 to {self._num_actions - 1}, got {chosen}")
+        if min(chosen) < 0 or max(chosen) >= (most := self.games[0].num_actions):
+            raise ValueError(f"the game has actions 0 to {most - 1}, got {chosen}")
+        self._run((game, game.turn(a)) for game, a in zip(self.games, chosen, strict=True))
         self._frames.append(self._frames.pop(0))
-        rewards, lost = self._step_lanes(self._all, chosen)
-        terminated = self._over.copy()
-        if self._options.episodic_life:
-            terminated |= lost
-        truncated = (self._steps >= self._max_steps) | (
-            (self._frame_numbers >= self._max_frames) & ~self._over
-        )
+        for lane, game in enumerate(self.games):
+            self._frames[-1][lane] = game.final_frame
+        reward, terminated, truncated = zip(*(game.outcome for game in self.games), strict=True)
         return (
             self.observations(),
-            rewards.reshape(self._shape),
-            terminated.reshape(self._shape),
-            truncated.reshape(self._shape),
+            np.array(reward, np.float32).reshape(self._shape),
+            np.array(terminated, np.bool_).reshape(self._shape),
+            np.array(truncated, np.bool_).reshape(self._shape),
         )
 
+    def renew(self, ended: Array, obs: Array) -> Array:  # noqa: ARG002
+        """Show the episodes that have begun where `ended`, [S, n]."""
+        self._fill_stacks(ended.ravel().nonzero()[0].tolist())
+        return self.observations()
+
     def snapshot(self) -> list[State]:
-        """What every seed's lanes were sent since their games began, and what they show."""
+        """What every seed's games were sent since they began, and what they show."""
         n = self._shape[1]
-        parts = [range(first, first + n) for first in range(0, len(self._lanes), n)]
+        parts = [self.games[first : first + n] for first in range(0, len(self.games), n)]
         return [
             {
                 "kind": self.kind,
-                "level": weakest_level(self._level(lane) for lane in part),
+                "level": weakest_level(game.level for game in part),
                 "obs": obs,
-                "games": [self._lane_state(lane) for lane in part],
+                "games": [game.snapshot() for game in part],
             }
             for part, obs in zip(parts, self.observations(), strict=True)
         ]
 
-    def _lane_state(self, lane: int) -> State:
-        level = self._level(lane)
-        sent = self._sent[lane] if level == "replay" else b""
-        return {
-            "level": level,
-            "sent": np.frombuffer(bytes(sent), np.uint8).copy(),
-            "trace": self._traces[lane],
-            "game_seed": self._game_seeds[lane],
-            "steps": int(self._steps[lane]),
-            "generator": encode(self._generators[lane]),
-        }
-
     def restore(self, states: Sequence[State]) -> list[str | None]:
         """Play the games again up to where they were; says where that led elsewhere."""
-        games: list[State] = [game for state in states for game in state["games"]]
+        saved: list[State] = [game for state in states for game in state["games"]]
+        pairs = list(zip(self.games, saved, strict=True))
+        self._run((game, game.replay(state)) for game, state in pairs)
+        for game, state in pairs:
+            game.generator = generator_from(state["generator"])
+            game.steps = state["steps"]
+        reasons = [game.difference(state) for game, state in pairs]
+        elsewhere = [lane for lane, reason in enumerate(reasons) if reason is not None]
+        self._run((self.games[lane], self.games[lane].begin()) for lane in elsewhere)
         obs = np.concatenate([state["obs"] for state in states])  # [L, K, H, H]
-        self._generators = [generator_from(game["generator"]) for game in games]
-        replayed = [lane for lane, game in enumerate(games) if game["level"] == "replay"]
-        for lane in replayed:
-            self._start(lane, int(games[lane]["game_seed"]))
-        logs = {lane: games[lane]["sent"].tolist() for lane in replayed}
-        for place in range(max(map(len, logs.values()), default=0)):
-            lanes = [lane for lane, log in logs.items() if place < len(log)]
-            self._hold(lanes, [logs[lane][place] for lane in lanes])
-        messages = [self._difference(lane, game) for lane, game in enumerate(games)]
-        for lane, game in enumerate(games):
-            self._steps[lane] = game["steps"]
-        self._begin_games([lane for lane, message in enumerate(messages) if message is not None])
-        for lane in (lane for lane, message in enumerate(messages) if message is None):
-            for place, frame in enumerate(self._frames):
-                frame[lane] = obs[lane, place]
-        return messages
+        for place, frame in enumerate(self._frames):
+            frame[...] = obs[:, place]
+        self._fill_stacks(elsewhere)
+        return [self._message(lane, reason) for lane, reason in enumerate(reasons)]
 
-    def _difference(self, lane: int, game: State) -> str | None:
-        if game["level"] != "replay":
-            reason = f"its game was longer than {MAX_REPLAY_ACTIONS} actions"
-        elif self._traces[lane] == game["trace"]:
+    def _message(self, lane: int, reason: str | None) -> str | None:
+        if reason is None:
             return None
-        else:
-            reason = "replaying its actions gave other frames (another version of ale-py?)"
         seed, index = divmod(lane, self._shape[1])
         return (
             f"environment {self._env_id} (index {index}, seed {self._seeds[seed]}): {reason}; a "
@@ -324,7 +360,7 @@ class AtariVector:
 
     def close(self) -> None:
         """End the emulators and their threads."""
-        self._lanes = []
+        self.games = []
 
 
 def _interface(keywords: Mapping[str, Any], options: AtariOptions) -> Any:
