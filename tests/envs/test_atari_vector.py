@@ -300,6 +300,14 @@ def test_a_wrapped_game_is_not_native() -> None:
         made.close()
 
 
+def test_an_old_ale_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ale_py.__version__", "0.10.2")
+    with pytest.raises(
+        ConfigError, match=r"needs ale-py 0\.12 or newer, and 0\.10\.2 is installed"
+    ):
+        native()
+
+
 def test_an_action_that_the_game_does_not_have_is_an_error_and_does_not_hang() -> None:
     envs = native()
     envs.reset()

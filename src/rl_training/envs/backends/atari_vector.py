@@ -25,6 +25,7 @@ Shapes: S seeds, n environments per seed, L = S * n lanes, K stacked frames of H
 from __future__ import annotations
 
 import importlib
+import re
 import zlib
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -75,8 +76,9 @@ def why_no_atari_vector(env_id: str, env_kwargs: Mapping[str, Any]) -> str | Non
             sorted(_POSSIBLE - {"wrappers", "max_episode_steps"})
         )
     ale_py = importlib.import_module("ale_py")
-    if not hasattr(ale_py, "ALEVectorInterface"):
-        return f"ale-py {ale_py.__version__} has no vector interface; install 0.11 or newer"
+    version = ale_py.__version__
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < (0, 12):
+        return f"it needs ale-py 0.12 or newer, and {version} is installed"
     return None
 
 
