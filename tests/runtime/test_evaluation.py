@@ -57,7 +57,7 @@ def returns(
 def test_episodes_do_not_depend_on_the_batch(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if task.startswith("HalfCheetah"):
         pytest.importorskip("mujoco.batch")
-    limit = {"max_episode_steps": 30}
+    limit: dict[str, Any] = {"max_episode_steps": 30}
     together, batches = returns(task, (3, 4, 5), 6, **limit)
     assert batches == [(3, 6)] * 30  # one batch, stepped to the end
     assert len({value for row in together for value in row}) == 18
