@@ -362,7 +362,7 @@ def refusal(env_id: str, kwargs: dict[str, Any]) -> str:
 
 def test_native_says_why_it_cannot_be_had(wrapped_id: str) -> None:
     advice = "; use vector_mode auto, which takes what there is, or sync, async or ray"
-    only = "only CartPole and Gymnasium's own MuJoCo classes have a native version"
+    only = "only CartPole, Atari games and Gymnasium's own MuJoCo classes have a native version"
     own = f"{Faster.__module__}:Faster"
     assert refusal(own, {}) == (
         f"vector_mode native cannot run {own}: {only}, and its class is {own}{advice}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +15,6 @@ from rich.progress import (
     Progress,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Table
 
@@ -26,17 +26,68 @@ REFRESH_SECONDS = 0.1
 MOST_SEEDS = 12
 """Seeds that the table of a group lists; of more, it lists only those at both ends."""
 AT_EACH_END = 3
+RECENT_SECONDS = 10.0
+"""Time after which a speed counts a third in the estimate of the recent one."""
 SHOWN = ("critic_loss", "actor_loss", "loss", "value_loss", "entropy", "alpha", "epsilon")
 
 
-class ProgressDisplay(Callback):
-    """Progress bar with speed, remaining time, latest returns and losses."""
+class Pace:
+    """The recent speed of a run, and how long it will still take.
 
-    def __init__(self, console: Console) -> None:
+    Evaluations and saves are pauses: they are not part of the speed, and the remaining time holds
+    as large a share of them as this process has spent so far, so that neither jumps when one ends.
+    """
+
+    def __init__(self, now: float, step: int) -> None:
+        self._now, self._step = now, step
+        self._steps = self._seconds = 0.0  # sums in which the past fades
+        self._worked = self._paused = 0.0  # seconds of this process
+        self._evaluated = False
+
+    @property
+    def speed(self) -> float:
+        """Steps per second over about the last ten seconds of training; 0 if nothing is known."""
+        return self._steps / self._seconds if self._seconds > 0.0 else 0.0
+
+    def evaluated(self) -> None:
+        """An evaluation was part of the time since the last step."""
+        self._evaluated = True
+
+    def saved(self, now: float) -> None:
+        """The time since the last step was spent on a checkpoint."""
+        self._paused += now - self._now
+        self._now = now
+
+    def step(self, now: float, step: int) -> None:
+        """So many steps were done by now."""
+        seconds, steps = now - self._now, step - self._step
+        self._now, self._step = now, step
+        if self._evaluated and self.speed > 0.0:
+            worked = min(seconds, steps / self.speed)
+            self._paused += seconds - worked
+            seconds = worked
+        self._evaluated = False
+        self._worked += seconds
+        fading = math.exp(-seconds / RECENT_SECONDS)
+        self._steps = self._steps * fading + steps
+        self._seconds = self._seconds * fading + seconds
+
+    def remaining(self, total: int) -> float | None:
+        """Seconds until step `total`; None while nothing is known."""
+        if self.speed <= 0.0 or self._worked <= 0.0:
+            return None
+        return (total - self._step) / self.speed * (1.0 + self._paused / self._worked)
+
+
+class ProgressDisplay(Callback):
+    """Progress bar with recent speed, remaining time, latest returns and losses."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console
+        self._clock = clock
         self._progress: Progress | None = None
-        self._last = 0.0
-        self._speed_from = (0.0, 0)
+        self._last = -math.inf
+        self._pace = Pace(0.0, 0)
 
     def on_start(self, state: TrainerState) -> None:
         """Show what starts, and the bar."""
@@ -56,8 +107,7 @@ class ProgressDisplay(Callback):
             MofNCompleteColumn(),
             TextColumn("{task.fields[speed]}"),
             TimeElapsedColumn(),
-            TextColumn("eta"),
-            TimeRemainingColumn(),
+            TextColumn("eta {task.fields[eta]}"),
             TextColumn("{task.fields[info]}"),
             console=self.console,
             transient=False,
@@ -65,24 +115,37 @@ class ProgressDisplay(Callback):
         )
         self._progress.start()
         self._task = self._progress.add_task(
-            "step", total=state.total_timesteps, completed=state.start_step, speed="", info=""
+            "step",
+            total=state.total_timesteps,
+            completed=state.start_step,
+            speed="",
+            eta="-:--:--",
+            info="",
         )
-        self._speed_from = (time.monotonic(), state.start_step)
+        self._pace = Pace(self._clock(), state.start_step)
 
     def on_step(self, state: TrainerState) -> None:
         """Move the bar, at most ten times a second."""
-        now = time.monotonic()
+        now = self._clock()
+        self._pace.step(now, state.step)
         if self._progress is None or now - self._last < REFRESH_SECONDS:
             return
         self._last = now
-        since, step = self._speed_from
-        speed = (state.step - step) / max(now - since, 1e-9)
         self._progress.update(
-            self._task, completed=state.step, speed=f"{speed:,.0f} steps/s", info=_info(state)
+            self._task,
+            completed=state.step,
+            speed=f"{self._pace.speed:,.0f} steps/s",
+            eta=_duration(self._pace.remaining(state.total_timesteps)),
+            info=_info(state),
         )
+
+    def on_checkpoint(self, state: TrainerState, paths: Sequence[Path]) -> None:  # noqa: ARG002
+        """Take a save for a pause."""
+        self._pace.saved(self._clock())
 
     def on_evaluation(self, state: TrainerState, returns: Sequence[Sequence[float]]) -> None:
         """Print a line that stays."""
+        self._pace.evaluated()
         count = sum(len(episodes) for episodes in returns)
         mean, std = state.metrics["eval_return_mean"], state.metrics["eval_return_std"]
         losses = [f"{n} {state.metrics[n]:.3g}" for n in SHOWN if n in state.metrics][:3]
@@ -99,7 +162,7 @@ class ProgressDisplay(Callback):
     def on_end(self, state: TrainerState) -> None:
         """Leave the bar at its last state."""
         if self._progress is not None:
-            self._last = 0.0
+            self._last = -math.inf
             self.on_step(state)
             self._progress.stop()
             self._progress = None
@@ -128,6 +191,13 @@ def display_for(console: Console, *, quiet: bool) -> Callback:
     if console.is_terminal and not quiet:
         return ProgressDisplay(console)
     return QuietDisplay(console)
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-:--:--"
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def _info(state: TrainerState) -> str:

@@ -201,7 +201,7 @@ def _make_own(env_id: str, kwargs: dict[str, Any]) -> AnyEnv:
 
 def _make_registered(env_id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> AnyEnv:
     if is_atari(env_id):
-        _register_atari(env_id)
+        register_atari(env_id)
     if ":" not in env_id:
         _check_registered(env_id)
 
@@ -247,7 +247,12 @@ def _suggest(name: str, candidates: list[str]) -> str:
     return f" (did you mean {' or '.join(by_lower[match] for match in close)}?)" if close else ""
 
 
-def _register_atari(env_id: str) -> None:
+def register_atari(env_id: str) -> None:
+    """Make the games known to Gymnasium.
+
+    Raises:
+        MissingExtraError: ale-py is not installed.
+    """
     if importlib.util.find_spec("ale_py") is None:
         raise MissingExtraError(
             f'environment {env_id} needs Atari support; run: pip install "rl-training[atari]"'

@@ -292,11 +292,15 @@ class SeedVectorEnv:
         own = {"env_id": self.env_id, "num_envs": self.num_envs, "kind": self.backend.kind}
         for part in parts:
             for key, value in own.items():
-                if part.get(key) != value:
-                    raise CheckpointError(
-                        f"environment snapshot: {key} is {part.get(key)!r}, but this run has "
-                        f"{value!r}; resume with the env_id, num_envs and env_kwargs of the run"
-                    )
+                if part.get(key) == value:
+                    continue
+                keys = "env_id, num_envs and env_kwargs"
+                if key == "kind":
+                    keys = "vector_mode, num_envs and env_kwargs"
+                raise CheckpointError(
+                    f"environment snapshot: {key} is {part.get(key)!r}, but this run has "
+                    f"{value!r}; resume with the {keys} of the run"
+                )
 
     def close(self) -> None:
         """Close all environments and end their processes; may be called twice."""

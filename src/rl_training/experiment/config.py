@@ -79,9 +79,9 @@ class TrainConfig(Settings):
     num_envs: PositiveInt = 1
     """Environments stepped side by side, per seed."""
     vector_mode: Literal["auto", "native", "sync", "async", "ray"] = "auto"
-    """How several environments run: all at once (`native`, for CartPole and Gymnasium's MuJoCo
-    tasks), one after another in this process (`sync`), one process each (`async`), or in actors of
-    a Ray cluster (`ray`); `auto` takes `native` where there is one, else `sync`."""
+    """How several environments run: all at once (`native`, for CartPole, Gymnasium's MuJoCo tasks
+    and Atari games), one after another in this process (`sync`), one process each (`async`), or in
+    actors of a Ray cluster (`ray`); `auto` takes `native` where it is bit-exact, else `sync`."""
     eval_episodes: NonNegativeInt = 5
     """Episodes per evaluation; 0 never evaluates."""
     eval_deterministic: bool = True

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import AnyLearner
+from rl_training.envs.backends.kinds import Mode
 from rl_training.envs.options import evaluation_kwargs
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.tasks.spaces_only import require_environment
@@ -38,10 +39,14 @@ class Evaluator:
         seeds: Sequence[int],
         *,
         deterministic: bool = True,
+        mode: Mode = "auto",
         threads: int = 0,
     ) -> None:
         self.env_id, self.seeds, self.deterministic = env_id, tuple(seeds), deterministic
         self.env_kwargs = evaluation_kwargs(env_kwargs)
+        # What a policy learned from native frames is judged on native frames. The other modes
+        # give the same bits and are for environments that are slow to train in.
+        self._mode: Mode = "native" if mode == "native" else "auto"
         self._threads = threads
         self._envs: SeedVectorEnv | None = None
 
@@ -89,7 +94,12 @@ class Evaluator:
         if self._envs is None or self._envs.num_envs != count:
             self.close()
             self._envs = SeedVectorEnv.make(
-                self.env_id, self.env_kwargs, count, self.seeds, threads=self._threads
+                self.env_id,
+                self.env_kwargs,
+                count,
+                self.seeds,
+                self._mode,
+                threads=self._threads,
             )
         return self._envs
 

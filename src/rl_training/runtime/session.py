@@ -109,10 +109,13 @@ class Session:
             config.env_kwargs,
             self.seeds,
             deterministic=config.eval_deterministic,
+            mode=config.vector_mode,
             threads=config.threads,
         )
         self._loggers: list[MetricLogger] = []
         self._started = self._last_save = time.monotonic()
+        self._last_line = (0.0, 0, 0.0)
+        """Seconds, step and speed of the last line of metrics, or of the start."""
 
     # Before the first step
 
@@ -163,6 +166,7 @@ class Session:
         messages += self._start_or_take_up(start, see_data)
         step = self.clock.step.value
         self._previous = self.state.step = self.state.start_step = step
+        self._last_line = (time.monotonic() - self._started, step, 0.0)
         is_new = not self._restore_from or self._continues is not None
         offsets = [] if is_new else [c.header["log_offset"] for c in self._restore_from]
         self._loggers = open_loggers(self.config, self.run_dir, self._folders, offsets, step)
@@ -321,7 +325,7 @@ class Session:
         require_finite_metrics(self, rows)
         collector = self.parts.get("collector")
         elapsed = time.monotonic() - self._started
-        speed = (self.step - self.state.start_step) / max(elapsed, 1e-9)
+        speed = self._speed_since_last_line(elapsed)
         for index, (row, logger) in enumerate(zip(rows, self._loggers, strict=True)):
             row |= self.learner.schedule_values(index)
             if collector is not None:
@@ -336,6 +340,13 @@ class Session:
             self.say(f"step {self.step}: {sign}")
         for callback in self.callbacks:
             callback.on_log(self.state, self.state.metrics)
+
+    def _speed_since_last_line(self, elapsed: float) -> float:
+        last_elapsed, last_step, speed = self._last_line
+        if self.step > last_step:  # The last line of a run may be of a step that has one already.
+            speed = (self.step - last_step) / max(elapsed - last_elapsed, 1e-9)
+        self._last_line = (elapsed, self.step, speed)
+        return speed
 
     def log_extra(self, kind: str, rows: Sequence[Mapping[str, float]]) -> None:
         """Write a line of another kind, a mapping per seed, beside those of training."""

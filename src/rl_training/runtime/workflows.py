@@ -209,6 +209,8 @@ def evaluate_agent(
         env_kwargs,
         (base,),
         deterministic=agent.config.eval_deterministic if deterministic is None else deterministic,
+        mode=agent.config.vector_mode,
+        threads=agent.config.threads,
     )
     try:
         returns = evaluator.evaluate(agent.learner, count, agent.step)[0]

@@ -15,10 +15,12 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from rl_training.envs.backends.atari_vector import AtariVector, why_no_atari_vector
 from rl_training.envs.backends.classic import CARTPOLE_IDS, MaskedCartPole, SpreadCartPole
 from rl_training.envs.backends.mujoco_batch import MujocoBatch, why_not_batched, why_not_native
 from rl_training.envs.backends.processes import WorkerError, WorkerVectorEnv
 from rl_training.envs.factory import class_name, close_env, make_env
+from rl_training.envs.options import is_atari
 from rl_training.envs.plain import State
 from rl_training.envs.snapshot import ResumeLevel, SnapshotWrapper, weakest_level
 from rl_training.envs.spec import Array, EnvSpec
@@ -30,6 +32,10 @@ Transition: TypeAlias = tuple[Array, Array, Array, Array]
 """Observations, rewards (float32), terminated, truncated."""
 
 _MIN_VECTORIZED = 4  # below this, looping over environments is as fast
+_ATARI_DIFFERS = (
+    "vector_mode native is faster but its frames may differ by one grey level (see "
+    "docs/environments.md), so it is for you to choose"
+)
 
 
 class Backend(Protocol):
@@ -108,7 +114,7 @@ def make_backend(task: Task, mode: Mode, timeout: float, threads: int = 0) -> Ba
     """
     note = None
     if mode in ("auto", "native"):
-        native = _cartpole(task, mode) or _mujoco(task, threads)
+        native = _cartpole(task, mode) or _atari(task, mode, threads) or _mujoco(task, threads)
         if not isinstance(native, str):
             return native
         if mode == "native":
@@ -116,7 +122,7 @@ def make_backend(task: Task, mode: Mode, timeout: float, threads: int = 0) -> Ba
                 f"vector_mode native cannot run {task.env_id}: {native}; use vector_mode auto, "
                 "which takes what there is, or sync, async or ray"
             )
-        if class_name(task.env_id) in MUJOCO_TASKS:
+        if class_name(task.env_id) in MUJOCO_TASKS or native == _ATARI_DIFFERS:
             note = f"sync: one after another, because {native}"
     if mode == "ray":
         from rl_training.envs.backends.ray_actors import RayEnvs
@@ -139,6 +145,18 @@ def _cartpole(task: Task, mode: Mode) -> Backend | str | None:
     if task.num_envs >= _MIN_VECTORIZED:
         return MaskedCartPole(task.shape, limit)
     return SpreadCartPole(task.shape, limit, task.makers()[0]())
+
+
+def _atari(task: Task, mode: Mode, threads: int) -> Backend | str | None:
+    """Atari games on ALE's vector interface, why not, or None for other tasks."""
+    if not is_atari(task.env_id):
+        return None
+    reason = why_no_atari_vector(task.env_id, task.env_kwargs)
+    if reason is not None:
+        return reason
+    if mode == "auto":
+        return _ATARI_DIFFERS
+    return AtariVector(task.env_id, task.env_kwargs, task.seeds, task.num_envs, threads)
 
 
 def _mujoco(task: Task, threads: int) -> Backend | str:

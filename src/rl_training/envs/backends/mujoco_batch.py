@@ -61,8 +61,8 @@ def why_not_native(name: str, env_kwargs: Mapping[str, Any]) -> str | None:
     """Why the class of this full name cannot run here with such keywords; None if it can."""
     if name not in MUJOCO_TASKS:
         return (
-            "only CartPole and Gymnasium's own MuJoCo classes have a native version, and its class "
-            f"is {name or 'unknown'}"
+            "only CartPole, Atari games and Gymnasium's own MuJoCo classes have a native version, "
+            f"and its class is {name or 'unknown'}"
         )
     if env_kwargs.get("render_mode") is not None:
         return f"env_kwargs.render_mode is {env_kwargs['render_mode']!r}"
