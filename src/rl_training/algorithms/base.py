@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -241,9 +242,9 @@ class Learner(Stateful, Generic[BatchT]):
             obs_dim: int = getattr(self, self.network_names[0]).obs_dim
             self.obs_norm = RunningNorm(self.num_seeds, (obs_dim,), self.device)
 
-    @property
+    @cached_property
     def normalizes(self) -> bool:
-        """Whether the networks see standardised observations."""
+        """Whether the networks see standardised observations; asked in every act and update."""
         return isinstance(self.config, DatasetSettings) and self.config.normalize_observations
 
     def see_data(self, buffer: ReplayBuffer) -> None:

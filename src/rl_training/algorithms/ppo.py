@@ -12,6 +12,7 @@ Deviations: time limits bootstrap; old log densities and values are computed in 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -115,7 +116,7 @@ class PPO(OnPolicyLearner):
         self.optimizer = self.adam(self.model.parameters(), max_grad_norm=self.config.max_grad_norm)
         self.obs_norm = RunningNorm(self.num_seeds, (self.model.obs_dim,), self.device)
 
-    @property
+    @cached_property
     def normalizes(self) -> bool:
         """Whether the networks see standardised observations."""
         return self.config.normalize_obs
