@@ -29,9 +29,17 @@ def _learn(pace: Pace, model: Any) -> None:
 
 
 def ppo(pace: Pace) -> None:
+    _ppo(pace, "CartPole-v1")
+
+
+def ppo_halfcheetah(pace: Pace) -> None:
+    _ppo(pace, "HalfCheetah-v5")
+
+
+def _ppo(pace: Pace, env_id: str) -> None:
     model = stable_baselines3.PPO(
         "MlpPolicy",
-        make_vec_env("CartPole-v1", PPO.num_envs),
+        make_vec_env(env_id, PPO.num_envs),
         n_steps=PPO.num_steps,
         batch_size=PPO.minibatch,
         n_epochs=PPO.epochs,

@@ -100,12 +100,14 @@ class _Paced(Callback):
             state.request_stop("the benchmark is over")
 
 
-def _train(pace: Pace, num_envs: int, algo: str, algo_kwargs: dict[str, Any]) -> None:
+def _train(
+    pace: Pace, num_envs: int, algo: str, algo_kwargs: dict[str, Any], env_id: str = "CartPole-v1"
+) -> None:
     settings = pace.settings
     with tempfile.TemporaryDirectory() as folder, timing_compiler() as timers:
         config = TrainConfig(
             algo=algo,
-            env_id="CartPole-v1",
+            env_id=env_id,
             num_envs=num_envs,
             total_timesteps=PLANNED,
             eval_episodes=0,
@@ -159,6 +161,11 @@ _PPO_SETTINGS: dict[str, Any] = {
 def ppo(pace: Pace) -> None:
     """Train PPO on CartPole."""
     _train(pace, PPO.num_envs, "ppo", _PPO_SETTINGS)
+
+
+def ppo_halfcheetah(pace: Pace) -> None:
+    """Train PPO on HalfCheetah."""
+    _train(pace, PPO.num_envs, "ppo", _PPO_SETTINGS, "HalfCheetah-v5")
 
 
 def gail(pace: Pace) -> None:

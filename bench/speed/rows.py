@@ -80,7 +80,7 @@ def _with_sync(row: Row) -> tuple[Row, Row]:
     sync = replace(
         row,
         name=f"{row.name}-sync",
-        what=f"{row.name} with Gymnasium's own CartPole-v1 on our side too (`vector_mode: sync`)",
+        what=f"{row.name} with Gymnasium's own classes on our side too (`vector_mode: sync`)",
         vector_mode="sync",
     )
     return row, sync
@@ -223,6 +223,17 @@ _ALL = (
             bar=Bar("ratio", 4.0),
             work="ppo",
             chunk=40_960,
+            peers=("sb3",),
+        )
+    ),
+    *_with_sync(
+        Row(
+            name="loop-ppo",
+            what="PPO on HalfCheetah-v5, the whole loop: 8 environments and the sizes of `ppo`",
+            unit="env steps/s",
+            bar=Bar("ratio", 3.0),
+            work="ppo_halfcheetah",
+            chunk=8_192,
             peers=("sb3",),
         )
     ),

@@ -226,6 +226,12 @@ def test_examples_of_the_python_page_run_one_after_another(tmp_path: Path) -> No
     assert "PPO(CartPole-v1, 512 steps" in run_python(code, tmp_path)
 
 
+@pytest.mark.parametrize("page", ["from_sb3.md", "from_d3rlpy.md"])
+def test_examples_for_people_who_come_from_elsewhere_run(page: str, tmp_path: Path) -> None:
+    code = "\n".join(blocks(ROOT / "docs" / page, "python"))
+    run_python(code.replace("(10_000)", "(256)").replace("episodes=10)", "episodes=1)"), tmp_path)
+
+
 def test_environment_of_the_docs_trains(tmp_path: Path) -> None:
     page = ROOT / "docs/environments.md"
     (code,) = blocks(page, "python")
