@@ -261,17 +261,16 @@ def list_command(
     what: Annotated[str, typer.Argument(help="algos, presets or envs.")] = "algos",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List algorithms, presets or environments."""
-    from rl_training.cli.tables import list_rows, print_rows
+    """List methods, presets (with what they reach) or environments."""
+    from rl_training.cli.tables import list_rows, print_list
     from rl_training.errors import ConfigError
 
     if what not in ("algos", "presets", "envs"):
         raise ConfigError(f"list {what}: allowed are algos, presets and envs")
-    columns, rows = list_rows(what)
     if as_json:
-        out.print_json(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
+        out.print_json(json.dumps(list_rows(what)))
     else:
-        print_rows(out, columns, rows)
+        print_list(out, what)
 
 
 def describe(

@@ -1,12 +1,18 @@
 """A run in progress: loops, session, collection, evaluation, callbacks, resume.
 
-What a method computes is in `algorithms`, what is on disk in `experiment`.
+What a method computes is in `algorithms`, what is on disk in `experiment`.  Names that need PyTorch
+are loaded when first used, so that commands that only read runs start at once.
 """
 
-from rl_training.algorithms.schedules import learning_rate_factor, linear
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from rl_training.runtime.callbacks import Callback, TrainerState
-from rl_training.runtime.early_stopping import StopRule
 from rl_training.runtime.results import EvalResult, TrainingInterrupted, TrainResult
+
+if TYPE_CHECKING:
+    from rl_training.algorithms.schedules import learning_rate_factor, linear
+    from rl_training.runtime.early_stopping import StopRule
 
 __all__ = [
     "Callback",
@@ -18,3 +24,15 @@ __all__ = [
     "learning_rate_factor",
     "linear",
 ]
+
+_LATER = {
+    "StopRule": "rl_training.runtime.early_stopping",
+    "learning_rate_factor": "rl_training.algorithms.schedules",
+    "linear": "rl_training.algorithms.schedules",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
