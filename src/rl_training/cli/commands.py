@@ -153,11 +153,6 @@ def train(
     quiet: QuietOption = False,
 ) -> None:
     """Train an agent: a preset, a YAML file, or any method on any task."""
-    from rl_training.cli.display import display_for
-    from rl_training.cli.outcome import print_outcome, warn_of_made_up_data
-    from rl_training.experiment.config import load_config
-    from rl_training.runtime.train import train as run_training
-
     options = {
         "algo": algo,
         "env_id": env,
@@ -176,10 +171,16 @@ def train(
     _names_a_run(config, algo, env)
     if seed is not None:
         _one_seed_only(changes)
+    from rl_training.experiment.config import load_config
+
     resolved = load_config(config, set_ or (), changes, may_import=True)
     if dry_run:
         out.print(resolved.to_yaml(), markup=False, highlight=False)
         return
+    from rl_training.cli.display import display_for
+    from rl_training.cli.outcome import print_outcome, warn_of_made_up_data
+    from rl_training.runtime.train import train as run_training
+
     start = Path.cwd()
     warn_of_made_up_data(resolved)
     result = run_training(resolved, callbacks=[display_for(err, quiet=quiet)])
@@ -205,6 +206,7 @@ def resume(
     quiet: QuietOption = False,
 ) -> None:
     """Resume a run where it stopped, bit-exact."""
+    path = chosen_run("resume", run, checkpoint)
     from rl_training.cli.display import display_for
     from rl_training.cli.outcome import print_outcome
     from rl_training.experiment.config import load_config
@@ -212,7 +214,7 @@ def resume(
 
     start = Path.cwd()
     result = resume_training(
-        chosen_run("resume", run, checkpoint),
+        path,
         total_timesteps=total_timesteps,
         output_dir=output_dir,
         threads=threads,
@@ -237,11 +239,12 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run whole episodes with a trained policy."""
+    path = chosen_run("eval", run, checkpoint)
     from rl_training.cli.display import print_metrics
     from rl_training.runtime.workflows import evaluate_checkpoint
 
     result = evaluate_checkpoint(
-        chosen_run("eval", run, checkpoint),
+        path,
         episodes,
         seed=seed,
         best=best,

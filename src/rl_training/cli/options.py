@@ -8,8 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from rl_training.validation import whole_number
-
 START = "Start here"
 RUNS = "Use a trained agent"
 COMPARE = "Compare and search"
@@ -38,6 +36,8 @@ def whole(minimum: int | None = None) -> Callable[[Any], int]:
 
 
 def _from_float(text: str) -> int:
+    from rl_training.validation import whole_number
+
     try:
         number = whole_number(float(text))
     except ValueError:
