@@ -108,10 +108,12 @@ def _report(text: str, label: str = "[red]error:[/]") -> None:
     text = _one_line(text)
     try:
         from rich.console import Console
+        from rich.text import Text
 
         console = Console(stderr=True)
-        console.print(label, end=" ")
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        sentence = Text.from_markup(label).append(f" {text}", "default")
+        # A terminal breaks lines between words, a file keeps the sentence in one.
+        console.print(sentence, soft_wrap=not console.is_terminal)
     except OSError:  # without a free file nothing more can be imported
         print(f"error: {text}", file=sys.stderr)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.text import Text
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
@@ -32,8 +33,9 @@ def warn_of_made_up_data(config: TrainConfig) -> None:
 
 
 def _warn(text: str) -> None:
-    err.print("warning:", style="bold yellow", end=" ")
-    err.print(text, markup=False, highlight=False, soft_wrap=True)
+    sentence = Text.assemble(("warning:", "bold yellow"), " ", text)
+    # A terminal breaks lines between words, a file keeps the sentence in one.
+    err.print(sentence, soft_wrap=not err.is_terminal)
 
 
 def print_outcome(result: TrainResult, start: Path, config: TrainConfig) -> None:

@@ -33,9 +33,9 @@ class MadeUpData:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """What to type for real data."""
+        """What to type for real data, from an agent that was trained on the task."""
         return (
-            f"rl-training data collect data.npz --env {self.env_id} --steps 1e5 --checkpoint RUN",
+            "rl-training data collect data.npz --checkpoint RUN --steps 1e5",
             f"rl-training train ... -s {self.path_key}=data.npz",
         )
 
