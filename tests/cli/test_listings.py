@@ -131,9 +131,8 @@ def test_an_environment_without_its_package_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr(
-        tables.importlib.util, "find_spec", lambda name: None if name == "mujoco" else real(name)
-    )
+    without = lambda name: None if name == "mujoco" else real(name)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", without)
     rows = {row["environment"]: row["extra"] for row in tables.list_rows("envs")}
     assert rows["Ant-v5"] == "mujoco"
     assert rows["CartPole-v1"] is None

@@ -190,9 +190,9 @@ def test_a_mistyped_task_is_pointed_out() -> None:
 )
 def test_the_kind_is_told_from_what_names_the_data(values: dict[str, str], kind: str) -> None:
     given = {f"dataset_{name}": value for name, value in values.items()}
-    assert LearnerConfig(**given).dataset_kind == kind
+    assert parse(LearnerConfig, given).dataset_kind == kind
     expert = {f"expert_dataset_{name}": value for name, value in values.items()}
-    assert ExpertSettings(**expert).expert_dataset_kind == kind
+    assert parse(ExpertSettings, expert).expert_dataset_kind == kind
     if values:
-        mixed = LearnerConfig(dataset_mix=[values])
+        mixed = parse(LearnerConfig, {"dataset_mix": [values]})
         assert mixed.dataset_mix[0].kind == kind

@@ -10,6 +10,8 @@ import sys
 import threading
 from typing import Any
 
+from rl_training.errors import RLTrainingError, full_traceback, last_own_frame
+
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 75
 """`EX_TEMPFAIL`: the run is saved and wants to be started again."""
@@ -56,27 +58,29 @@ def main() -> None:
 
 def _failed(error: Exception, *, debug: bool) -> int:
     """Say in one sentence what is wrong and return the exit code; what is our fault is raised."""
-    from rl_training.errors import RLTrainingError, full_traceback, last_own_frame
-
     if hasattr(error, "format_message"):  # a wrong option or command; typer may bring its own click
         return _misused(error)
     if type(error).__name__ == "TrainingInterrupted":
         _report(str(error), "[yellow]interrupted:[/]")
         return EXIT_INTERRUPTED
-    frame = last_own_frame(error)
-    text = str(error) if isinstance(error, RLTrainingError) else _machine_fault(error)
-    if text is None:
-        if frame is None:
-            raise error
-        notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
-        text = f"{type(error).__name__}: {error}{notes}"
-    if frame is not None:
-        advice = "" if debug else f"; {DEBUG} shows the traceback"
-        text = f"{text} (in your code: {frame}{advice})"
     if debug:
         print(full_traceback(error), file=sys.stderr)
+    text, frame = _machine_fault(error), last_own_frame(error)
+    if text is None:
+        if not isinstance(error, RLTrainingError) and frame is None:
+            raise error
+        text = str(error) if isinstance(error, RLTrainingError) else _foreign_text(error)
+        if frame is not None:
+            advice = "" if debug else f"; {DEBUG} shows the traceback"
+            text = f"{text} (in your code: {frame}{advice})"
     _report(text)
     return EXIT_USER_ERROR
+
+
+def _foreign_text(error: Exception) -> str:
+    """Say what the user's own code raised, with the notes that came along."""
+    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {error}{notes}"
 
 
 def _misused(error: Any) -> int:
@@ -92,6 +96,8 @@ def _misused(error: Any) -> int:
 
 def _machine_fault(error: Exception) -> str | None:
     """Say what to do about a fault of the machine: its disk, its limits, its memory."""
+    if isinstance(error, RLTrainingError):  # some are of the kinds below as well
+        return None
     if isinstance(error, OSError) and error.errno in _ADVICE:
         what = f"{str(error.filename)[:200]}: " if error.filename else ""
         return f"{what}{error.strerror}; {_ADVICE[error.errno]}"

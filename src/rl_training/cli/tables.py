@@ -50,9 +50,9 @@ def print_list(console: Console, what: str) -> None:
         print_rows(console, ("name", "kind", "actions", "method"), cells)
         note = METHOD_NOTE
     elif what == "presets":
-        cells = [_preset_cells(facts) for facts in preset_facts()]
+        figures = [_preset_cells(facts) for facts in preset_facts()]
         columns = ("preset", "task", "steps", "return", "time")
-        print_rows(console, columns, cells, numbers=("steps", "return", "time"))
+        print_rows(console, columns, figures, numbers=("steps", "return", "time"))
         note = PRESET_NOTE
     else:
         shown = [(r["environment"], r["steps"], _needs(r["extra"])) for r in rows]

@@ -1,7 +1,6 @@
 """A run in progress: loops, session, collection, evaluation, callbacks, resume.
 
-What a method computes is in `algorithms`, what is on disk in `experiment`.  Names that need PyTorch
-are loaded when first used, so that commands that only read runs start at once.
+What a method computes is in `algorithms`, what is on disk in `experiment`.
 """
 
 from importlib import import_module
@@ -25,6 +24,7 @@ __all__ = [
     "linear",
 ]
 
+# Loaded when first used, so that commands that only read runs start without PyTorch.
 _LATER = {
     "StopRule": "rl_training.runtime.early_stopping",
     "learning_rate_factor": "rl_training.algorithms.schedules",
