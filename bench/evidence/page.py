@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import yaml
+
 from bench.evidence.gates import GATES, Gate
 from bench.evidence.record import Record, read_records
 from bench.speed.machine import BUSY
@@ -18,6 +20,8 @@ from rl_training.reporting.charts import COLORS, Line, Size, chart_file
 from rl_training.reporting.page import duration
 
 PAGE = "results.md"
+PACKAGED = Path("src/rl_training/assets/measured.yaml")
+"""What `rl-training list presets` shows of the records, seen from the root of the repository."""
 """The page beside the folder of the records."""
 SIZE = Size(width=640, height=240)
 COLUMNS = (
@@ -163,8 +167,26 @@ def rendered(page: Path, folder: Path, gates: Sequence[Gate] = GATES) -> str:
     return _PART.sub(lambda found: f"{found[1]}{part}\n{found[2]}", text)
 
 
+def packaged_text(records: Mapping[str, Record]) -> str:
+    """Return the figures that come with the package, as YAML."""
+    figures = {
+        preset: {
+            "value": record.final.iqm,
+            "seconds": record.seconds,
+            "seeds": len(record.seeds),
+            "steps": record.steps,
+            "real_data": record.data_digest is not None,
+        }
+        for preset, record in sorted(records.items())
+    }
+    head = "# Generated from docs/evidence by `python -m bench.evidence --render`.\n"
+    return head + yaml.safe_dump(figures, sort_keys=False)
+
+
 def render(folder: Path, gates: Sequence[Gate] = GATES) -> Path | None:
     """Write the plots, and the part of the page beside the folder; returns the page if it is there.
+
+    In the repository the packaged figures are written too.
 
     Raises:
         DataError: As `rendered`, or when a file cannot be written.
@@ -178,6 +200,9 @@ def render(folder: Path, gates: Sequence[Gate] = GATES) -> Path | None:
         if not page.is_file():
             return None
         page.write_text(rendered(page, folder, gates), encoding="utf-8")
+        packaged = folder.parent.parent / PACKAGED
+        if packaged.is_file():
+            packaged.write_text(packaged_text(read_records(folder, gates)), encoding="utf-8")
     except OSError as error:
         raise DataError(f"{error.filename} cannot be written ({error.strerror})") from None
     return page

@@ -2,21 +2,24 @@
 
 Defaults, bounds and help text live on the field and nowhere else.  Unknown keys, wrong types and
 values out of range are errors; nothing is coerced silently, except that a list may stand for a
-tuple.
+tuple and `1e5` for the integer it equals.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from rl_training.errors import ConfigError
+from rl_training.foreign_names import foreign_hint
 
 Model = TypeVar("Model", bound=BaseModel)
+Hint = Callable[[str, Collection[str]], str]
+"""Given an unknown key and the fields there are, the end of a sentence that says what is meant."""
 MOST_LISTED = 60
 """Names that one message may hold."""
 MOST_SHOWN = 200
@@ -36,6 +39,14 @@ def list_to_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+def whole_number(value: object) -> object:
+    """Return a float that equals an integer, such as `1e5`, as that integer."""
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
+    return int(value) if is_whole and isinstance(value, float) else value
+
+
+Whole = BeforeValidator(whole_number)
+"""Added to the type of an integer: YAML reads `1e5` as a float, but people mean a count by it."""
 LARGEST_INT = 10**12
 """No run has more steps and no memory more rows; products of a few such numbers can be counted."""
 LARGEST_FLOAT = 1e30
@@ -43,10 +54,10 @@ LARGEST_FLOAT = 1e30
 MOST_LAYERS = 100
 """Layers of one network."""
 
-PositiveInt = Annotated[int, Field(ge=1, le=LARGEST_INT)]
-NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-LayerCount = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+PositiveInt = Annotated[int, Field(ge=1, le=LARGEST_INT), Whole]
+NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST_INT), Whole]
+Seed = Annotated[int, Field(ge=0, lt=2**63), Whole]
+LayerCount = Annotated[int, Field(ge=1, le=MOST_LAYERS), Whole]
 Number = Annotated[float, Field(ge=-LARGEST_FLOAT, le=LARGEST_FLOAT)]
 PositiveFloat = Annotated[float, Field(gt=0, le=LARGEST_FLOAT)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=LARGEST_FLOAT)]
@@ -99,13 +110,21 @@ class Settings(StrictModel):
             raise ConfigError(describe_errors(type(self), error)) from None
 
 
-def parse(model: type[Model], values: Mapping[str, Any], where: str = "") -> Model:
+def hint_for(key: str, allowed: Collection[str]) -> str:
+    """Say what an unknown key may mean: another library's name for ours, or the nearest match."""
+    return foreign_hint(key, allowed) or suggest(key, allowed)
+
+
+def parse(
+    model: type[Model], values: Mapping[str, Any], where: str = "", hint: Hint = hint_for
+) -> Model:
     """Build `model` from a mapping.
 
     Args:
         model: The settings class.
         values: What the user wrote.
         where: What to put before the key in a message, such as `file.yaml: algo_kwargs.`.
+        hint: What to say about an unknown key.
 
     Raises:
         ConfigError: Naming every wrong key, its value and what is allowed.
@@ -119,17 +138,20 @@ def parse(model: type[Model], values: Mapping[str, Any], where: str = "") -> Mod
         model.__pydantic_validator__.validate_python(dict(values), self_instance=instance)
         return instance
     except ValidationError as error:
-        raise ConfigError(describe_errors(model, error, where)) from None
+        raise ConfigError(describe_errors(model, error, where, hint)) from None
 
 
-def describe_errors(model: type[BaseModel], error: ValidationError, where: str = "") -> str:
+def describe_errors(
+    model: type[BaseModel], error: ValidationError, where: str = "", hint: Hint = hint_for
+) -> str:
     """Turn a validation error into one sentence per wrong key."""
     grouped: dict[str, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         grouped.setdefault(_path_of(model, detail["loc"]), []).append(detail)
     shown = list(grouped.items())[:MOST_MISTAKES]
     more = f"; and {len(grouped) - len(shown)} more mistakes" if len(grouped) > len(shown) else ""
-    return "; ".join(_sentence(model, path, details, where) for path, details in shown) + more
+    sentences = (_sentence(model, path, details, where, hint) for path, details in shown)
+    return "; ".join(sentences) + more
 
 
 def suggest(word: str, allowed: Iterable[str]) -> str:
@@ -171,12 +193,14 @@ def _nested_model(model: type[BaseModel] | None, name: str) -> type[BaseModel] |
     return None
 
 
-def _sentence(model: type[BaseModel], path: str, details: list[ErrorDetails], where: str) -> str:
+def _sentence(
+    model: type[BaseModel], path: str, details: list[ErrorDetails], where: str, hint: Hint
+) -> str:
     first = details[0]
     if first["type"] == "extra_forbidden":
         owner, allowed = _owner_of(model, path)
         key = path.rsplit(".", 1)[-1]
-        return f"{where}{path} is not a field of {owner}{suggest(key, allowed)}"
+        return f"{where}{path} is not a field of {owner}{hint(key, allowed)}"
     if first["type"] == "missing":
         return f"{where}{path} is required: give it a value"
     if first["type"] == "value_error":

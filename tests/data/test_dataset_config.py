@@ -12,6 +12,7 @@ from helpers.datasets import TOY, columns_of, tiny_columns, toy_data, write_colu
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.data import DatasetSettings, load_configured
 from rl_training.data.datasets.blocks import Part
+from rl_training.data.datasets.expert_config import ExpertSettings
 from rl_training.data.datasets.scores import normalized_score, reference_scores
 from rl_training.data.datasets.writers import save_dataset
 from rl_training.errors import ConfigError, DataError
@@ -27,7 +28,11 @@ class LearnerConfig(AlgoConfig, DatasetSettings):
     [
         ({"dataset_kind": "npz"}, "dataset_path is required with dataset_kind npz"),
         ({"dataset_kind": "minari"}, "dataset_id is required with dataset_kind minari"),
-        ({"dataset_path": "a.npz"}, "dataset_kind random does not use it; change dataset_kind"),
+        ({"dataset_path": "a.csv"}, "whose name does not tell its kind .* give dataset_kind too"),
+        (
+            {"dataset_path": "a.npz", "dataset_kind": "minari"},
+            "dataset_kind minari does not use it; change dataset_kind",
+        ),
         (
             {"dataset_kind": "npz", "dataset_path": "a", "dataset_id": "b-v0"},
             "dataset_id is 'b-v0'",
@@ -168,3 +173,26 @@ def test_other_tasks_have_no_scores(name: str) -> None:
 def test_a_mistyped_task_is_pointed_out() -> None:
     with pytest.raises(DataError, match="did you mean halfcheetah"):
         normalized_score("halfchetah-medium-v2", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ({"path": "a.npz"}, "npz"),
+        ({"path": "a.HDF5"}, "hdf5"),
+        ({"path": "a.h5"}, "hdf5"),
+        ({"path": "folder"}, "npy"),
+        ({"path": "a.npz", "kind": "random"}, "npz"),
+        ({"path": "strange.h5", "kind": "npz"}, "npz"),
+        ({"id": "mujoco/hopper/expert-v0"}, "minari"),
+        ({}, "random"),
+    ],
+)
+def test_the_kind_is_told_from_what_names_the_data(values: dict[str, str], kind: str) -> None:
+    given = {f"dataset_{name}": value for name, value in values.items()}
+    assert parse(LearnerConfig, given).dataset_kind == kind
+    expert = {f"expert_dataset_{name}": value for name, value in values.items()}
+    assert parse(ExpertSettings, expert).expert_dataset_kind == kind
+    if values:
+        mixed = parse(LearnerConfig, {"dataset_mix": [values]})
+        assert mixed.dataset_mix[0].kind == kind

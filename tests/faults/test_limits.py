@@ -11,7 +11,7 @@ import resource
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
@@ -105,11 +105,11 @@ def test_errors_of_the_machine_from_anywhere_are_one_sentence(
 ) -> None:
     from rl_training.cli import commands
 
-    def refuse() -> None:
+    def refuse() -> NoReturn:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "some/file")
 
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # put back afterwards
-    monkeypatch.setattr(commands, "app", refuse)
+    monkeypatch.setattr(commands, "root_command", refuse)
     said = run_cli("list").sentence()
     assert (
         said == "some/file: Read-only file system; choose an output folder that can be written to"

@@ -149,7 +149,7 @@ def test_commands_parse_and_name_real_presets(page: Path) -> None:
 
 
 def test_the_command_check_can_fail() -> None:
-    for wrong in (["trian"], ["train", "--confg", "x"], ["train"], ["resume", "--checkpoint"]):
+    for wrong in (["trian"], ["train", "--confg", "x"], ["ope"], ["resume", "--checkpoint"]):
         with pytest.raises(Exception, match=r"\w"):
             parse_command(wrong)
 

@@ -19,6 +19,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 BOTTOM = (
     "errors",
     "validation",
+    "foreign_names",
     "rng",
     "state",
     "resources",

@@ -147,10 +147,13 @@ def test_an_unknown_preset_is_named_with_the_nearest_match() -> None:
         ("algo_kwargs.=3", "--set algo_kwargs.=3 is not of the form key=value, such as seed=1"),
         ("seed=abc", "--set seed=abc: seed must be an integer, got 'abc'"),
         ("seed=", "--set seed=: seed must be an integer, got null"),
-        ("sede=3", "--set sede=3: sede is not a field of TrainConfig (did you mean seed?)"),
+        (
+            "sede=3",
+            "--set sede=3: sede is not a field of SACConfig or TrainConfig (did you mean seed?)",
+        ),
         (
             "algo_kwarg.tau=1",
-            "--set algo_kwarg.tau=1: algo_kwarg is not a field of TrainConfig "
+            "--set algo_kwarg.tau=1: algo_kwarg is not a field of SACConfig or TrainConfig "
             "(did you mean algo_kwargs?)",
         ),
         ("seed.x=3", "--set seed.x=3: seed is not a mapping, so it has no x"),

@@ -10,7 +10,6 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -238,14 +237,12 @@ class Learner(Stateful, Generic[BatchT]):
 
     def setup_inputs(self) -> None:
         """Create the statistics: mean 0 and variance 1 until data is seen."""
+        self.normalizes = False
+        """Whether the networks see standardised observations."""
         if isinstance(self.config, DatasetSettings):
+            self.normalizes = self.config.normalize_observations
             obs_dim: int = getattr(self, self.network_names[0]).obs_dim
             self.obs_norm = RunningNorm(self.num_seeds, (obs_dim,), self.device)
-
-    @cached_property
-    def normalizes(self) -> bool:
-        """Whether the networks see standardised observations; asked in every act and update."""
-        return isinstance(self.config, DatasetSettings) and self.config.normalize_observations
 
     def see_data(self, buffer: ReplayBuffer) -> None:
         """Take mean and variance of a dataset's observations, once per run, before learning."""

@@ -12,7 +12,6 @@ Deviations: time limits bootstrap; old log densities and values are computed in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -115,11 +114,7 @@ class PPO(OnPolicyLearner):
         """Create the optimizer and the observation statistics."""
         self.optimizer = self.adam(self.model.parameters(), max_grad_norm=self.config.max_grad_norm)
         self.obs_norm = RunningNorm(self.num_seeds, (self.model.obs_dim,), self.device)
-
-    @cached_property
-    def normalizes(self) -> bool:
-        """Whether the networks see standardised observations."""
-        return self.config.normalize_obs
+        self.normalizes = self.config.normalize_obs
 
     def normalized(self, batch: RolloutBatch) -> RolloutBatch:
         """Leave a rollout as it is: the statistics move with it, after `prepare` used them."""

@@ -20,6 +20,7 @@ from rl_training.validation import (
     PositiveInt,
     Settings,
     StrictModel,
+    Whole,
 )
 
 BatchRatio = Fraction | Literal["union"]
@@ -77,7 +78,7 @@ class SequenceReplay(ReplaySettings):
 
     batch_size: PositiveInt = 16
     """Sequences per gradient step and seed."""
-    batch_length: Annotated[int, Field(ge=2, le=LARGEST_INT)] = 64
+    batch_length: Annotated[int, Field(ge=2, le=LARGEST_INT), Whole] = 64
     """Steps of a sequence; what was before them is not known."""
     gradient_updates_per_step: PositiveInt = 1
     """Updates per round; a round is every `train_frequency` steps."""

@@ -10,10 +10,15 @@ import errno
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
+
+from rl_training.errors import RLTrainingError, full_traceback, last_own_frame
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 75
 """`EX_TEMPFAIL`: the run is saved and wants to be started again."""
+DEBUG = "--debug"
+"""Taken anywhere on the line, since a person adds it to a command that failed."""
 MOST_SAID = 4_000
 """Characters of an error that are shown."""
 _ADVICE = {
@@ -34,44 +39,79 @@ _ADVICE = {
 
 def main() -> None:
     """Run the command line; a user's mistake is one sentence on stderr and exit code 2."""
-    from rl_training.errors import RLTrainingError
-
     threading.excepthook = _thread_failed
+    words = [word for word in sys.argv[1:] if word != DEBUG]
+    debug = len(words) < len(sys.argv) - 1
     try:
         # Here, because importing takes long enough to be interrupted.
-        from rl_training.cli.commands import app
+        from rl_training.cli.commands import root_command
 
         with _cancelling_is_error():
-            app()
-    except RLTrainingError as error:
-        code = (
-            EXIT_INTERRUPTED if type(error).__name__ == "TrainingInterrupted" else EXIT_USER_ERROR
-        )
-        _report(
-            str(error), "[yellow]interrupted:[/]" if code == EXIT_INTERRUPTED else "[red]error:[/]"
-        )
-        sys.exit(code)
+            code = root_command()(args=words, prog_name="rl-training", standalone_mode=False)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         # The reader of our output (`| head`) has gone; that is no error of anybody.
         sys.stderr.close()
         sys.exit(0)
-    except OSError as error:
-        if error.errno not in _ADVICE:
-            raise
+    except Exception as error:
+        code = _failed(error, debug=debug)
+    if code:
+        sys.exit(code)
+
+
+def _failed(error: Exception, *, debug: bool) -> int:
+    """Say in one sentence what is wrong and return the exit code; what is our fault is raised."""
+    if hasattr(error, "format_message"):  # a wrong option or command; typer may bring its own click
+        return _misused(error)
+    if type(error).__name__ == "TrainingInterrupted":
+        _report(str(error), "[yellow]interrupted:[/]")
+        return EXIT_INTERRUPTED
+    if debug:
+        print(full_traceback(error), file=sys.stderr)
+    text, frame = _machine_fault(error), last_own_frame(error)
+    if text is None:
+        if not isinstance(error, RLTrainingError) and frame is None:
+            raise error
+        text = str(error) if isinstance(error, RLTrainingError) else _foreign_text(error)
+        if frame is not None:
+            advice = "" if debug else f"; {DEBUG} shows the traceback"
+            text = f"{text} (in your code: {frame}{advice})"
+    _report(text)
+    return EXIT_USER_ERROR
+
+
+def _foreign_text(error: Exception) -> str:
+    """Say what the user's own code raised, with the notes that came along."""
+    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {error}{notes}"
+
+
+def _misused(error: Any) -> int:
+    """Report an option or a command that there is not, or a value that it cannot have."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return EXIT_USER_ERROR
+    context = getattr(error, "ctx", None)
+    command = "rl-training" if context is None else context.command_path
+    _report(f"{error.format_message().rstrip('.')}; `{command} --help` shows what there is")
+    return EXIT_USER_ERROR
+
+
+def _machine_fault(error: Exception) -> str | None:
+    """Say what to do about a fault of the machine: its disk, its limits, its memory."""
+    if isinstance(error, RLTrainingError):  # some are of the kinds below as well
+        return None
+    if isinstance(error, OSError) and error.errno in _ADVICE:
         what = f"{str(error.filename)[:200]}: " if error.filename else ""
-        _report(f"{what}{error.strerror}; {_ADVICE[error.errno]}")
-        sys.exit(EXIT_USER_ERROR)
-    except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
-            raise
+        return f"{what}{error.strerror}; {_ADVICE[error.errno]}"
+    if isinstance(error, (MemoryError, RuntimeError)) and _is_out_of_memory(error):
         reason = str(error).splitlines()[0][:200] if str(error) else "no reason given"
-        _report(
+        return (
             f"there is not enough memory ({reason}); use fewer environments, a smaller replay, "
             "smaller networks or smaller data"
         )
-        sys.exit(EXIT_USER_ERROR)
+    return None
 
 
 @contextlib.contextmanager
@@ -98,10 +138,12 @@ def _report(text: str, label: str = "[red]error:[/]") -> None:
     text = _one_line(text)
     try:
         from rich.console import Console
+        from rich.text import Text
 
         console = Console(stderr=True)
-        console.print(label, end=" ")
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        sentence = Text.from_markup(label).append(f" {text}", "default")
+        # A terminal breaks lines between words, a file keeps the sentence in one.
+        console.print(sentence, soft_wrap=not console.is_terminal)
     except OSError:  # without a free file nothing more can be imported
         with contextlib.suppress(OSError):  # or the disk that errors go to is full
             print(f"error: {text}", file=sys.stderr)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +14,18 @@ from rl_training.cli.data import app as data_app
 from rl_training.cli.deploying import export, predict
 from rl_training.cli.gail_control import gail_control
 from rl_training.cli.ope import HELP, ope
+from rl_training.cli.options import (
+    COMPARE,
+    DATA,
+    LOOK_UP,
+    RUNS,
+    START,
+    CheckpointOption,
+    ResumeArgument,
+    RunArgument,
+    chosen_run,
+    whole_option,
+)
 from rl_training.cli.showing import (
     StochasticOption,
     deterministic,
@@ -27,26 +36,19 @@ from rl_training.cli.showing import (
 )
 from rl_training.cli.sweeping import sweep, tune
 
-if TYPE_CHECKING:
-    from rl_training.runtime.results import TrainResult
-
 MOST_SEEDS = 10_000
 """Seeds that `--seeds` may name."""
 
 app = typer.Typer(
     name="rl-training",
-    help="Train reinforcement-learning agents, evaluate them, resume runs to the bit, predict.\n\n"
-    "Start with:  rl-training train --config sac/pendulum",
+    help="Train reinforcement-learning agents, evaluate them, resume runs bit-exact, predict.\n\n"
+    "Start with:  rl-training train --config sac/pendulum\n\n"
+    "or:          rl-training train --algo ppo --env CartPole-v1",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(data_app)
-app.command("ope", help=HELP)(ope)
-app.command("gail-control")(gail_control)
-for _command_function in (predict, export, report, leaderboard, record, watch, sweep, tune):
-    app.command()(_command_function)
 out = Console(soft_wrap=True, emoji=False)
 err = Console(stderr=True, emoji=False)
 
@@ -56,12 +58,13 @@ ConfigOption = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", "-s", help="Override a key, such as algo_kwargs.batch_size=512. Repeatable."
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="Override a key of the run (num_envs=8) or a setting of the method "
+        "(learning_rate=1e-3, short for algo_kwargs.learning_rate); a name that both have is the "
+        "run's. Repeatable.",
     ),
-]
-CheckpointOption = Annotated[
-    Path,
-    typer.Option("--checkpoint", help="Checkpoint folder, run folder, or file made by save()."),
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:<n>.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No live progress display.")]
@@ -73,10 +76,15 @@ def version_callback(
     plugin: Annotated[
         list[str] | None,
         typer.Option(
-            help="Import a method of your own, module:SPEC, that a checkpoint needs. Repeatable.",
+            help="Import a method of your own that a checkpoint needs. Repeatable.",
+            metavar="MODULE:SPEC",
             envvar="RL_TRAINING_PLUGINS",
         ),
     ] = None,
+    debug: Annotated[  # noqa: ARG001 `main` takes it, wherever it is on the line
+        bool,
+        typer.Option("--debug", help="Show the traceback of an error in your own code."),
+    ] = False,
 ) -> None:
     """Show the version when asked to; import the plug-ins that the user trusts."""
     if version:
@@ -92,23 +100,48 @@ def version_callback(
             import_plugin(name)
 
 
-@app.command()
 def train(
-    config: ConfigOption,
-    output_dir: Annotated[Path | None, typer.Option(help="Folder for the run's folder.")] = None,
-    total_timesteps: Annotated[int | None, typer.Option(help="Steps per seed.")] = None,
-    num_envs: Annotated[int | None, typer.Option(help="Environments side by side.")] = None,
-    eval_episodes: Annotated[int | None, typer.Option(help="Episodes per evaluation.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", "-c", help="YAML file or preset, such as sac/pendulum."),
+    ] = None,
+    algo: Annotated[
+        str | None,
+        typer.Option(
+            help="Method, with its default settings where there is no --config.", metavar="NAME"
+        ),
+    ] = None,
+    env: Annotated[
+        str | None,
+        typer.Option(
+            "--env",
+            help="Task: a Gymnasium id or module:Class, in place of the preset's.",
+            metavar="ID",
+        ),
+    ] = None,
+    total_timesteps: Annotated[
+        int | None, whole_option(help="Steps per seed; 1e5 is a number too.")
+    ] = None,
+    set_: SetOption = None,
+    seed: Annotated[int | None, whole_option(help="Seed of everything random.")] = None,
     seeds: Annotated[
         str | None,
         typer.Option(help="Several seeds in one process: 1,2,3 or 0..7."),
     ] = None,
+    num_envs: Annotated[int | None, whole_option(help="Environments side by side.")] = None,
+    eval_episodes: Annotated[int | None, whole_option(help="Episodes per evaluation.")] = None,
+    output_dir: Annotated[Path | None, typer.Option(help="Folder for the run's folder.")] = None,
+    device: DeviceOption = None,
+    collect: Annotated[
+        str | None,
+        typer.Option(help="Where environments run: auto, native, sync, async, or ray (a cluster)."),
+    ] = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="KEY=VALUES",
             help="Values of a setting to try side by side: learning_rate=1e-4,3e-4. Repeatable; "
-            "every combination is trained with every seed."
+            "every combination is trained with every seed.",
         ),
     ] = None,
     from_checkpoint: Annotated[
@@ -117,23 +150,15 @@ def train(
             help="Run or checkpoint whose networks to begin with; an offline method goes online."
         ),
     ] = None,
-    collect: Annotated[
-        str | None,
-        typer.Option(help="Where environments run: auto, native, sync, async, or ray (a cluster)."),
-    ] = None,
-    device: DeviceOption = None,
-    set_: SetOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the resolved configuration and stop.")
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Train an agent from a preset or a YAML file."""
-    from rl_training.cli.display import display_for
-    from rl_training.experiment.config import load_config
-    from rl_training.runtime.train import train as run_training
-
+    """Train an agent: a preset, a YAML file, or any method on any task."""
     options = {
+        "algo": algo,
+        "env_id": env,
         "output_dir": None if output_dir is None else str(output_dir),
         "total_timesteps": total_timesteps,
         "num_envs": num_envs,
@@ -146,23 +171,30 @@ def train(
         "from_checkpoint": None if from_checkpoint is None else str(from_checkpoint),
     }
     changes = {name: value for name, value in options.items() if value is not None}
+    _names_a_run(config, algo, env)
     if seed is not None:
         _one_seed_only(changes)
+    from rl_training.experiment.config import load_config
+
     resolved = load_config(config, set_ or (), changes, may_import=True)
     if dry_run:
         out.print(resolved.to_yaml(), markup=False, highlight=False)
         return
+    from rl_training.cli.display import display_for
+    from rl_training.cli.outcome import print_outcome, warn_of_made_up_data
+    from rl_training.runtime.train import train as run_training
+
     start = Path.cwd()
-    _print_outcome(run_training(resolved, callbacks=[display_for(err, quiet=quiet)]), start)
+    warn_of_made_up_data(resolved)
+    result = run_training(resolved, callbacks=[display_for(err, quiet=quiet)])
+    print_outcome(result, start, resolved)
 
 
-@app.command()
 def resume(
-    checkpoint: Annotated[
-        Path, typer.Option("--checkpoint", help="Run folder, or one of its checkpoint folders.")
-    ],
+    run: ResumeArgument = None,
+    checkpoint: CheckpointOption = None,
     total_timesteps: Annotated[
-        int | None, typer.Option(help="New end of the run; schedules keep their plan.")
+        int | None, whole_option(help="New end of the run; schedules keep their plan.")
     ] = None,
     output_dir: Annotated[
         Path | None,
@@ -172,33 +204,36 @@ def resume(
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(help="New number of CPU threads; another one changes the last bits.", min=1),
+        whole_option(help="New number of CPU threads; another one changes the last bits.", min=1),
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Take a run up again where it stopped, to the bit."""
+    """Resume a run where it stopped, bit-exact."""
+    path = chosen_run("resume", run, checkpoint)
     from rl_training.cli.display import display_for
+    from rl_training.cli.outcome import print_outcome
+    from rl_training.experiment.config import load_config
     from rl_training.runtime.workflows import resume_training
 
     start = Path.cwd()
     result = resume_training(
-        checkpoint,
+        path,
         total_timesteps=total_timesteps,
         output_dir=output_dir,
         threads=threads,
         callbacks=[display_for(err, quiet=quiet)],
         warn=_warn,
     )
-    _print_outcome(result, start)
+    print_outcome(result, start, load_config(result.run_dir / "config.yaml"))
 
 
-@app.command("eval")
 def evaluate(
-    checkpoint: CheckpointOption,
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
     episodes: Annotated[
-        int | None, typer.Option("--episodes", "--num-episodes", help="How many episodes.")
+        int | None, whole_option("--episodes", "--num-episodes", help="How many episodes.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the episodes.", min=0)] = None,
+    seed: Annotated[int | None, whole_option(help="Seed of the episodes.", min=0)] = None,
     best: Annotated[
         bool, typer.Option("--best", help="The run's best checkpoint, not its newest.")
     ] = False,
@@ -206,12 +241,13 @@ def evaluate(
     device: DeviceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run whole episodes with a checkpoint's policy."""
+    """Run whole episodes with a trained policy."""
+    path = chosen_run("eval", run, checkpoint)
     from rl_training.cli.display import print_metrics
     from rl_training.runtime.workflows import evaluate_checkpoint
 
     result = evaluate_checkpoint(
-        checkpoint,
+        path,
         episodes,
         seed=seed,
         best=best,
@@ -227,25 +263,22 @@ def evaluate(
     print_metrics(out, {"global_step": result.step, **result.metrics})
 
 
-@app.command("list")
 def list_command(
     what: Annotated[str, typer.Argument(help="algos, presets or envs.")] = "algos",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List algorithms, presets or environments."""
-    from rl_training.cli.tables import list_rows, print_rows
+    """List methods, presets (with what they reach) or environments."""
+    from rl_training.cli.tables import list_rows, print_list
     from rl_training.errors import ConfigError
 
     if what not in ("algos", "presets", "envs"):
         raise ConfigError(f"list {what}: allowed are algos, presets and envs")
-    columns, rows = list_rows(what)
     if as_json:
-        out.print_json(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
+        out.print_json(json.dumps(list_rows(what)))
     else:
-        print_rows(out, columns, rows)
+        print_list(out, what)
 
 
-@app.command()
 def describe(
     algo: Annotated[str, typer.Argument(help="Name of an algorithm.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -262,7 +295,6 @@ def describe(
         print_facts(out, facts)
 
 
-@app.command("config")
 def config_command(
     action: Annotated[str, typer.Argument(help="show (resolved YAML) or schema (JSON schema).")],
     name: Annotated[
@@ -270,7 +302,7 @@ def config_command(
     ],
     set_: SetOption = None,
 ) -> None:
-    """Show a configuration with all defaults, or the JSON schema for editors."""
+    """Show a configuration with all defaults, or its JSON schema."""
     from rl_training.errors import ConfigError
     from rl_training.experiment.config import config_schema, load_config
     from rl_training.experiment.registry import import_plugin
@@ -286,14 +318,13 @@ def config_command(
         raise ConfigError(f"config {action}: allowed are show and schema")
 
 
-@app.command("verify-resume")
 def verify_resume_command(
     config: ConfigOption,
-    at: Annotated[int, typer.Option(help="Step at which the second run is cut and resumed.")],
-    total_timesteps: Annotated[int | None, typer.Option(help="Length of both runs.")] = None,
+    at: Annotated[int, whole_option(help="Step at which the second run is cut and resumed.")],
+    total_timesteps: Annotated[int | None, whole_option(help="Length of both runs.")] = None,
     set_: SetOption = None,
 ) -> None:
-    """Prove that a resumed run equals an uninterrupted one, or show what differs first."""
+    """Prove that a resumed run equals an uninterrupted one."""
     from rl_training.experiment.config import load_config
     from rl_training.runtime.verify import verify_resume
 
@@ -305,11 +336,10 @@ def verify_resume_command(
         raise typer.Exit(1)
 
 
-@app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check versions, devices, extras and disk, and run a five-second self-test."""
+    """Check the installation, with a self-test of five seconds."""
     from rl_training.cli.doctor import print_report, run_checks
 
     report = run_checks()
@@ -368,53 +398,86 @@ def _one_seed_only(changes: dict[str, Any]) -> None:
     changes["seeds"] = None
 
 
+def _names_a_run(config: str | None, algo: str | None, env: str | None) -> None:
+    """Check that a preset, or a method and a task, say what to train."""
+    from rl_training.errors import ConfigError
+    from rl_training.experiment.yaml_loader import load_yaml
+    from rl_training.resources import preset_path
+
+    if config is not None:
+        own = load_yaml(preset_path(config)).data.get("algo")
+        if algo not in (None, own):
+            raise ConfigError(
+                f"--algo {algo} does not go with --config {config}, which is for {own}; leave out "
+                f"one of the two (without --config, --algo {algo} needs --env)"
+            )
+    elif algo is None or env is None:
+        given = f"--algo {algo}" if algo is not None else f"--env {env}"
+        lacks = "--env, the task" if env is None else "--algo, the method"
+        raise ConfigError(
+            "train needs --config with a preset or a YAML file, or --algo and --env: such as "
+            "rl-training train --config sac/pendulum, or rl-training train --algo ppo --env "
+            "CartPole-v1"
+            if algo is env
+            else f"train {given} lacks {lacks}; `rl-training list` shows methods, `rl-training "
+            "list envs` tasks"
+        )
+
+
 def _warn(text: str) -> None:
     err.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _command() -> str:
-    """Return what to type for this program here: its name, or its path when not on the PATH."""
-    called = Path(sys.argv[0])
-    if shutil.which("rl-training") or called.name != "rl-training":
-        return "rl-training"
-    return os.path.relpath(called)
+COMMANDS: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = (
+    (START, (("train", train), ("resume", resume), ("eval", evaluate))),
+    (RUNS, (("predict", predict), ("record", record), ("watch", watch), ("export", export))),
+    (
+        COMPARE,
+        (("leaderboard", leaderboard), ("report", report), ("sweep", sweep), ("tune", tune)),
+    ),
+    (DATA, (("ope", ope), ("gail-control", gail_control))),
+    (
+        LOOK_UP,
+        (
+            ("list", list_command),
+            ("describe", describe),
+            ("config", config_command),
+            ("verify-resume", verify_resume_command),
+            ("doctor", doctor),
+        ),
+    ),
+)
+"""The commands by the groups of the help, in the order in which a newcomer needs them."""
+for _group, _commands in COMMANDS:
+    for _name, _function in _commands:
+        _help = HELP if _name == "ope" else None
+        app.command(_name, help=_help, rich_help_panel=_group)(_function)
+app.add_typer(data_app, rich_help_panel=DATA)
 
 
-def _print_outcome(result: TrainResult, start: Path) -> None:
-    """Print where everything is, seen from `start`; `name=value` lines first, for scripts."""
-    from rl_training.cli.display import print_group, print_result
-    from rl_training.cli.plots import draw_plots
-    from rl_training.runtime.summary import SUMMARY_FILE, read_summary
+def root_command() -> Any:
+    """Return the command that the words of a user are given to, with help for people."""
+    root = typer.main.get_command(app)
+    _name_values(root)
+    return root
 
-    def near(path: Path) -> Path:
-        return path.relative_to(start) if path.is_relative_to(start) else path
 
-    print_result(out, near(result.run_dir), near(result.checkpoint_path), result.metrics)
-    if result.stop_reason is not None:
-        out.print(f"stop_reason={result.stop_reason}", markup=False, highlight=False)
-    for member in result.per_seed:
-        mean: Any = member.metrics.get("eval_return_mean")
-        line = f"seed_run={near(member.run_dir)} eval_return_mean={mean}"
-        out.print(line, markup=False, highlight=False)
-    summary = read_summary(result.run_dir) if result.per_seed else None
-    if summary is not None:
-        path = near(result.run_dir / SUMMARY_FILE)
-        out.print(f"summary={path}", markup=False, highlight=False)
-    curves = {} if summary is None else summary.curves()
-    members = [member.run_dir for member in result.per_seed]
-    drawn = draw_plots(result.run_dir, members, curves)
-    shown = near(drawn) if isinstance(drawn, Path) else f"none ({drawn})"
-    out.print(f"plots={shown}", markup=False, highlight=False)
-    if summary is not None:
-        print_group(out, summary)
-    if out.is_terminal:
-        checkpoint, run_dir = near((result.per_seed or (result,))[0].run_dir), near(result.run_dir)
-        err.print("\nWhat next:", style="bold")
-        command = _command()
-        board = command.replace("rl-training", "tensorboard")
-        for line in (
-            f"{command} eval --checkpoint {checkpoint} --episodes 20",
-            f"{command} resume --checkpoint {run_dir} --total-timesteps <more>",
-            f"{board} --logdir {run_dir}",
-        ):
-            err.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+def _name_values(command: Any) -> None:
+    """Let the help say what an option takes, which for a flag is nothing."""
+    context = command.context_class(command, help_option_names=["-h", "--help"])
+    for option in [*command.params, command.get_help_option(context)]:
+        if option.param_type_name == "option" and option.metavar is None:
+            option.metavar = "" if option.is_flag else _value_name(option, context)
+    for inner in getattr(command, "commands", {}).values():
+        _name_values(inner)
+
+
+def _value_name(option: Any, context: Any) -> str:
+    """Return what the help calls the value of an option, by the type that typer knows."""
+    # Until 0.25 or so typer's options were click's, with a type of their own.
+    is_typers = hasattr(option, "display_type")
+    kind = str(option.display_type(context)) if is_typers else str(option.type.name)
+    return next((name for word, name in VALUE_NAMES.items() if word in kind), "TEXT")
+
+
+VALUE_NAMES = {"path": "PATH", "file": "PATH", "directory": "PATH", "float": "NUMBER"}

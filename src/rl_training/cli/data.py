@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from rl_training.cli.options import whole_option
+
 if TYPE_CHECKING:
     from rl_training.data.datasets.dataset import OfflineDataset
     from rl_training.envs.spec import EnvSpec
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="data",
-    help="Look at offline datasets, check them, gather and convert them.",
+    help="Look at offline datasets, check, collect and convert them.",
     no_args_is_help=True,
 )
 out = Console(soft_wrap=True, emoji=False)
@@ -41,8 +43,8 @@ EnvOption = Annotated[
     typer.Option("--env", help="The task: its shapes, action box and time limit are checked too."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-SizeOption = Annotated[int, typer.Option(help="Transitions that kind random makes.", min=1)]
-SeedOption = Annotated[int, typer.Option(help="Seed of everything random.", min=0)]
+SizeOption = Annotated[int, whole_option(help="Transitions that kind random makes.", min=1)]
+SeedOption = Annotated[int, whole_option(help="Seed of everything random.", min=0)]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 
 
@@ -120,8 +122,8 @@ def collect(
     env: Annotated[
         str | None, typer.Option("--env", help="The task; a checkpoint brings its own.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Transitions to gather.")] = None,
-    episodes: Annotated[int | None, typer.Option(help="Whole episodes to gather.")] = None,
+    steps: Annotated[int | None, whole_option(help="Transitions to gather.")] = None,
+    episodes: Annotated[int | None, whole_option(help="Whole episodes to gather.")] = None,
     seed: SeedOption = 0,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The policy's best action, without sampling.")
@@ -130,7 +132,7 @@ def collect(
         float, typer.Option(help="Share of random actions in place of the policy's.")
     ] = 0.0,
     max_episode_steps: Annotated[
-        int | None, typer.Option(help="Truncate episodes after so many steps.")
+        int | None, whole_option(help="Truncate episodes after so many steps.")
     ] = None,
     to: Annotated[str | None, typer.Option(help="npz, npy, hdf5 or minari.")] = None,
     force: ForceOption = False,

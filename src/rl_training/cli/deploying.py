@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 from rich.console import Console
 
-from rl_training.cli.showing import BestOption, CheckpointOption, warn
+from rl_training.cli.options import CheckpointOption, RunArgument, chosen_run
+from rl_training.cli.showing import BestOption, warn
 
 if TYPE_CHECKING:
     from rl_training.runtime.workflows import LoadedAgent
@@ -23,7 +24,8 @@ BATCH = 1024
 
 
 def export(
-    checkpoint: CheckpointOption,
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
     format_: Annotated[str, typer.Option("--format", help="onnx or torch.")] = "onnx",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File; policy.onnx or policy.pt2 here.")
@@ -31,11 +33,12 @@ def export(
     best: BestOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write a checkpoint's deterministic policy for other programs, and prove it equal."""
+    """Write the policy as ONNX or a PyTorch program, proven equal."""
     from rl_training.runtime.workflows import load_agent
     from rl_training.tools.export import FORMATS, describe, export_agent
 
-    agent = load_agent(checkpoint, device="cpu", best=best, warn=warn)
+    path = chosen_run("export", run, checkpoint)
+    agent = load_agent(path, device="cpu", best=best, warn=warn)
     target = output or Path(f"policy{FORMATS.get(format_, '')}")
     made = export_agent(agent, target, format_)
     facts = {"exported": str(made.path), "format": made.format, "checked": made.checked}
@@ -48,7 +51,8 @@ def export(
 
 
 def predict(
-    checkpoint: CheckpointOption,
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
     obs: Annotated[
         str | None, typer.Option(help="Observation as JSON, such as [0.1, 0.2]; - reads stdin.")
     ] = None,
@@ -72,11 +76,12 @@ def predict(
     from rl_training.errors import ConfigError
     from rl_training.runtime.workflows import load_agent
 
+    path = chosen_run("predict", run, checkpoint)
     if (obs is None) == (input_ is None):
         raise ConfigError("predict needs either --obs (one observation) or --input (many)")
     if output is not None and input_ is None:
         raise ConfigError("--output belongs to --input; the action of --obs is printed")
-    agent = load_agent(checkpoint, best=best, warn=warn)
+    agent = load_agent(path, best=best, warn=warn)
     if obs is not None:
         values = _parsed(_stdin_text() if obs == "-" else obs, "--obs")
         action = agent.predict(values, deterministic=not stochastic)

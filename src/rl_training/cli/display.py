@@ -17,12 +17,15 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from rl_training.experiment.grid import number_text, point_text
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.summary import FinalReturn, GroupSummary, SeedSummary
 
 REFRESH_SECONDS = 0.1
+WIDE = 100
+"""Columns of a terminal in which the bar has room for everything."""
 MOST_SEEDS = 12
 """Seeds that the table of a group lists; of more, it lists only those at both ends."""
 AT_EACH_END = 3
@@ -101,12 +104,14 @@ class ProgressDisplay(Callback):
             f"{state.total_timesteps:,} steps; run folder [cyan]{escape(str(state.run_dir))}[/]",
             highlight=False,
         )
+        wide = self.console.width >= WIDE
+        elapsed = [TimeElapsedColumn()] if wide else []
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=24 if wide else 8),
             MofNCompleteColumn(),
             TextColumn("{task.fields[speed]}"),
-            TimeElapsedColumn(),
+            *elapsed,
             TextColumn("eta {task.fields[eta]}"),
             TextColumn("{task.fields[info]}"),
             console=self.console,
@@ -149,11 +154,15 @@ class ProgressDisplay(Callback):
         count = sum(len(episodes) for episodes in returns)
         mean, std = state.metrics["eval_return_mean"], state.metrics["eval_return_std"]
         losses = [f"{n} {state.metrics[n]:.3g}" for n in SHOWN if n in state.metrics][:3]
-        self.console.print(
-            f"  step {state.step:>9,}  eval return [bold green]{mean:9.2f}[/] ± {std:<8.2f} "
-            f"({count} episodes)  [dim]{'  '.join(losses)}[/]",
-            highlight=False,
+        line = Text.assemble(
+            f"  step {state.step:>9,}  eval return ",
+            (f"{mean:9.2f}", "bold green"),
+            f" ± {std:<8.2f} ({count} episodes)",
         )
+        for loss in losses:  # as many as there is room for
+            if line.cell_len + 2 + len(loss) <= self.console.width:
+                line.append(f"  {loss}", "dim")
+        self.console.print(line)
 
     def on_message(self, state: TrainerState, text: str) -> None:  # noqa: ARG002
         """Print a warning."""

@@ -33,7 +33,7 @@ def gail_control(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live progress.")] = False,
 ) -> None:
-    """Train GAIL with real, shuffled and random experts and show whether it imitates."""
+    """Show whether GAIL imitates: real, shuffled and random experts."""
     from rl_training.cli.commands import parse_seeds
     from rl_training.cli.display import display_for
     from rl_training.experiment.config import load_config

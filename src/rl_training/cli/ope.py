@@ -13,48 +13,54 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_training.cli.data import err, out
+from rl_training.cli.options import only_way, whole_option
 
 if TYPE_CHECKING:
     from rl_training.ope.value import OfflineValue
 
 HELP = (
-    "Estimate what policies are worth from recorded data, without an environment.\n\n"
+    "Estimate what policies are worth from recorded data alone.\n\n"
     "Fitted Q evaluation with a bootstrap over episodes. Estimated is the discounted value at the "
     "starts of the data's episodes, in units of the data's rewards; time limits do not end it. "
     "Several checkpoints are ranked on the same resamples.\n\n"
-    "One:      rl-training ope --checkpoint runs/my_run --dataset pendulum.npz\n\n"
-    "Several:  rl-training ope --checkpoint runs/a --checkpoint runs/b --dataset pendulum.npz"
+    "One:      rl-training ope runs/my_run --dataset pendulum.npz\n\n"
+    "Several:  rl-training ope runs/a runs/b --dataset pendulum.npz"
 )
 
 
 def ope(
-    checkpoint: Annotated[
-        list[Path],
-        typer.Option(
-            "--checkpoint",
-            help="Checkpoint folder, run folder, or file made by save(). Repeatable.",
-        ),
-    ],
     dataset: Annotated[
         str, typer.Option(help="File (.npz, .hdf5), folder of .npy files, or local Minari id.")
     ],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN...",
+            help="Run folders, checkpoint folders, or files made by save().",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        list[Path] | None,
+        typer.Option("--checkpoint", help="The same as RUN, by name. Repeatable."),
+    ] = None,
     gamma: Annotated[
         float | None, typer.Option(help="Discount, below 1; left out, the checkpoint's own.")
     ] = None,
     updates: Annotated[
-        int | None, typer.Option(help="Gradient steps.", show_default="10000 to 30000")
+        int | None, whole_option(help="Gradient steps.", show_default="10000 to 30000")
     ] = None,
     members: Annotated[
-        int | None, typer.Option(help="Resamples of the episodes.", show_default="20")
+        int | None, whole_option(help="Resamples of the episodes.", show_default="20")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Transitions per step and member.", show_default="256")
+        int | None, whole_option(help="Transitions per step and member.", show_default="256")
     ] = None,
     hidden_sizes: Annotated[
         str | None, typer.Option(help="Widths of the Q networks.", show_default="64,64")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of everything random.", show_default="0")
+        int | None, whole_option(help="Seed of everything random.", show_default="0")
     ] = None,
     stochastic: Annotated[
         bool, typer.Option("--stochastic", help="The policy that samples, not its best action.")
@@ -75,8 +81,9 @@ def ope(
         "seed": seed,
     }
     settings = {name: value for name, value in given.items() if value is not None}
+    paths = only_way("ope", [*(runs or ()), *(checkpoint or ())], runs or ())
     found = _ranked(
-        checkpoint, dataset, settings, stochastic=stochastic, best=best, device=device or "auto"
+        list(paths), dataset, settings, stochastic=stochastic, best=best, device=device or "auto"
     )
     if as_json:
         out.print_json(json.dumps({"results": [value.as_record() for value in found]}))

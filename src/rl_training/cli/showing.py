@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from rl_training.cli.options import CheckpointOption, RunArgument, chosen_run, whole_option
+
 if TYPE_CHECKING:
     from rl_training.reporting.figures import Figure, Row
     from rl_training.reporting.gather import Task
@@ -21,16 +23,12 @@ err = Console(stderr=True, emoji=False)
 RunsArgument = Annotated[
     list[Path], typer.Argument(help="Run folders, folders of groups, or folders that hold such.")
 ]
-CheckpointOption = Annotated[
-    Path,
-    typer.Option("--checkpoint", help="Checkpoint folder, run folder, or file made by save()."),
-]
 BestOption = Annotated[
     bool, typer.Option("--best", help="The run's best checkpoint, not its newest.")
 ]
-EpisodesOption = Annotated[int, typer.Option(help="How many episodes.")]
-SeedOption = Annotated[int | None, typer.Option(help="Seed of the episodes.", min=0)]
-MaxStepsOption = Annotated[int | None, typer.Option(help="Cut each episode after so many steps.")]
+EpisodesOption = Annotated[int, whole_option(help="How many episodes.")]
+SeedOption = Annotated[int | None, whole_option(help="Seed of the episodes.", min=0)]
+MaxStepsOption = Annotated[int | None, whole_option(help="Cut each episode after so many steps.")]
 StochasticOption = Annotated[
     bool | None,
     typer.Option(
@@ -48,7 +46,7 @@ def report(
     ),
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Comparison of runs",
 ) -> None:
-    """Compare runs on one HTML page: curves, tables, who beats whom, settings, videos."""
+    """Compare runs on one HTML page, with curves, tables and videos."""
     from rl_training.reporting.gather import gather
     from rl_training.reporting.page import write_report
 
@@ -61,7 +59,7 @@ def leaderboard(
     by: Annotated[str, typer.Option(help="Figure to rank by: final, last or best.")] = "final",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Rank methods by the interquartile mean over their seeds, task by task."""
+    """Rank methods by the interquartile mean over their seeds."""
     from rl_training.reporting.figures import ranked
     from rl_training.reporting.gather import gather
 
@@ -75,7 +73,8 @@ def leaderboard(
 
 
 def record(
-    checkpoint: CheckpointOption,
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -85,15 +84,16 @@ def record(
     episodes: EpisodesOption = 1,
     seed: SeedOption = None,
     best: BestOption = False,
-    fps: Annotated[int | None, typer.Option(help="Frames per second.")] = None,
+    fps: Annotated[int | None, whole_option(help="Frames per second.")] = None,
     max_steps: MaxStepsOption = None,
     stochastic: StochasticOption = None,
 ) -> None:
-    """Film a checkpoint's policy."""
+    """Make a video of a trained policy."""
     from rl_training.tools.film import record_agent
 
-    agent = _agent(checkpoint, best)
-    target = output or _film_path(checkpoint, agent.step)
+    path = chosen_run("record", run, checkpoint)
+    agent = _agent(path, best)
+    target = output or _film_path(path, agent.step)
     shown = record_agent(
         agent,
         target,
@@ -108,18 +108,19 @@ def record(
 
 
 def watch(
-    checkpoint: CheckpointOption,
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
     episodes: EpisodesOption = 1,
     seed: SeedOption = None,
     best: BestOption = False,
     max_steps: MaxStepsOption = None,
     stochastic: StochasticOption = None,
 ) -> None:
-    """Show a checkpoint's policy in a window."""
+    """Show a trained policy in a window."""
     from rl_training.tools.film import watch_agent
 
     shown = watch_agent(
-        _agent(checkpoint, best),
+        _agent(chosen_run("watch", run, checkpoint), best),
         episodes=episodes,
         seed=seed,
         max_steps=max_steps,

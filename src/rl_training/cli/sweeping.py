@@ -55,7 +55,7 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and stop.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train every combination of presets, values and seeds; done runs are not run again."""
+    """Train every combination of presets, values and seeds."""
     from rl_training.cli.commands import parse_seeds
     from rl_training.errors import RLTrainingError
     from rl_training.sweeps.jobs import write_jobs
@@ -120,7 +120,7 @@ def tune(
     gpus: GpusOption = 0.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Search for settings with Optuna, then measure the best on seeds it has not seen."""
+    """Search for settings with Optuna; measure them on new seeds."""
     from rl_training.cli.commands import parse_seeds
     from rl_training.sweeps.runners import closing
     from rl_training.sweeps.tuning import TunePlan, Tuner

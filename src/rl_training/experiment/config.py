@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from functools import cached_property
+from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ from rl_training.algorithms.config import AlgoConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment.grid import Member, check_grid, members_of
 from rl_training.experiment.registry import get_algorithm_spec, import_plugin
-from rl_training.experiment.yaml_loader import load_yaml, parse_scalar
+from rl_training.experiment.yaml_loader import Document, load_yaml, parse_scalar
 from rl_training.resources import preset_path
 from rl_training.validation import (
     NonNegativeInt,
@@ -26,6 +26,8 @@ from rl_training.validation import (
     Seeds,
     Settings,
     Texts,
+    Whole,
+    hint_for,
     parse,
     suggest,
 )
@@ -36,7 +38,7 @@ MAX_THREADS = 1024
 """More threads than any machine has; a larger number would bring it to a halt."""
 MAX_NAME_BYTES = 200
 """Of a folder's name; file systems take 255, of which a run that is being made needs some."""
-Threads = Annotated[int, Field(ge=0, le=MAX_THREADS)]
+Threads = Annotated[int, Field(ge=0, le=MAX_THREADS), Whole]
 _DEVICE = r"^(auto|cpu|cuda(:[0-9]+)?)$"
 _FOLDER_NAME = r"^[^./\\\x00-\x1f][^/\\\x00-\x1f]*$"
 
@@ -165,7 +167,7 @@ class TrainConfig(Settings):
         goes_online = self.from_checkpoint is not None and spec.continues_online
         if goes_online and settings.get("online") is None:
             settings["online"] = {}
-        return parse(spec.config_class, settings, "algo_kwargs.")
+        return parse(spec.config_class, settings, "algo_kwargs.", _hint_for_setting)
 
     @cached_property
     def members(self) -> tuple[Member, ...]:
@@ -208,7 +210,7 @@ class TrainConfig(Settings):
 
 
 def load_config(
-    source: str | Path,
+    source: str | Path | None,
     overrides: Iterable[str] = (),
     changes: Mapping[str, Any] | None = None,
     *,
@@ -217,31 +219,66 @@ def load_config(
     """Read a configuration.
 
     Args:
-        source: A YAML file, or the name of a packaged preset such as `sac/pendulum`.
-        overrides: `key=value` texts; a dot reaches into a mapping: `algo_kwargs.batch_size=512`.
+        source: A YAML file, or the name of a packaged preset such as `sac/pendulum`; None begins
+            with the defaults, and `changes` name `algo` and `env_id`.
+        overrides: `key=value` texts; a dot reaches into a mapping, and a name that is no field of
+            `TrainConfig` is a setting of the method: `batch_size=512` means
+            `algo_kwargs.batch_size=512`.
         changes: Top-level fields that replace what the file says.
         may_import: Import a plug-in that `algo` names, because the file is the user's own.
 
     Raises:
         ConfigError: Naming file, line, key, value and what is allowed.
     """
-    path = preset_path(source)
-    document = load_yaml(path)
-    data = document.data
+    path = None if source is None else preset_path(source)
+    document = Document({}) if path is None else load_yaml(path)
+    data, overrides = document.data, tuple(overrides)
     origins = {key: f"{path}:{line}: " for key, line in document.lines.items()}
+    nowhere = "" if path is None else f"{path}: "
+    for text in overrides:  # which settings there are depends on the method
+        if text.partition("=")[0] == "algo":
+            _set_origin(origins, apply_override(data, text), f"--set {text}: ")
+    if changes and "algo" in changes:
+        data["algo"] = changes["algo"]
+        _set_origin(origins, ("algo",), "")
+    try:
+        settings = _settings_of(data.get("algo"), may_import)
+    except ConfigError as error:
+        raise ConfigError(_locate(str(error), origins, nowhere)) from None
     for text in overrides:
-        _set_origin(origins, apply_override(data, text), f"--set {text}: ")
+        _set_origin(origins, apply_override(data, text, settings), f"--set {text}: ")
     for name, value in (changes or {}).items():
         data[name] = value
         _set_origin(origins, (name,), "")
     try:
-        if may_import and isinstance(data.get("algo"), str):
-            import_plugin(data["algo"])
-        config = parse(TrainConfig, data)
+        config = parse(TrainConfig, data, hint=partial(_hint_for_key, settings=settings))
         _check_env_id(config.env_id)
     except ConfigError as error:
-        raise ConfigError(_locate(str(error), origins, f"{path}: ")) from None
+        raise ConfigError(_locate(str(error), origins, nowhere)) from None
     return config
+
+
+def _settings_of(algo: object, may_import: bool) -> type[AlgoConfig] | None:
+    """Return the settings of a method; None of something that is not a name."""
+    if not isinstance(algo, str):
+        return None
+    if may_import:
+        import_plugin(algo)
+    return get_algorithm_spec(algo).config_class
+
+
+def _hint_for_setting(key: str, allowed: Collection[str]) -> str:
+    """Say what an unknown setting of the method may mean, a key of the run among it."""
+    if key in TrainConfig.model_fields:
+        return f" but of TrainConfig; give {key} at the top level"
+    return hint_for(key, allowed)
+
+
+def _hint_for_key(key: str, allowed: Collection[str], settings: type[AlgoConfig] | None) -> str:
+    """Say what an unknown key at the top level may mean, a setting of the method among it."""
+    if settings is not None and key in settings.model_fields:
+        return f" but of {settings.__name__}; put it under algo_kwargs"
+    return hint_for(key, allowed)
 
 
 def _set_origin(origins: dict[KeyPath, str], key: KeyPath, origin: str) -> None:
@@ -272,16 +309,25 @@ def _check_env_id(env_id: str) -> None:
         )
 
 
-def apply_override(data: dict[str, Any], text: str) -> KeyPath:
-    """Apply one `key=value` to nested plain data; returns the path of the key."""
+def apply_override(
+    data: dict[str, Any], text: str, settings: type[AlgoConfig] | None = None
+) -> KeyPath:
+    """Apply one `key=value` to nested plain data; returns the path of the key.
+
+    Args:
+        data: The configuration, which is changed.
+        text: What the user wrote.
+        settings: The method's settings, whose fields need no `algo_kwargs.` before them; a name
+            that `TrainConfig` has too means `TrainConfig`'s.
+    """
     key, separator, value = text.partition("=")
-    path = tuple(key.split("."))
+    path = tuple(key.strip().split("."))
     if not separator or not all(path):
         raise ConfigError(f"--set {text} is not of the form key=value, such as seed=1")
+    if path[0] not in TrainConfig.model_fields:
+        _require_field(text, path[0], settings)
+        path = ("algo_kwargs", *path)
     *parents, last = path
-    if parents and parents[0] not in TrainConfig.model_fields:
-        allowed = suggest(parents[0], TrainConfig.model_fields)
-        raise ConfigError(f"--set {text}: {parents[0]} is not a field of TrainConfig{allowed}")
     target = data
     for part in parents:
         if target.get(part) is None:
@@ -292,6 +338,18 @@ def apply_override(data: dict[str, Any], text: str) -> KeyPath:
         target = nested
     target[last] = parse_scalar(value, f"--set {text}")
     return path
+
+
+def _require_field(text: str, name: str, settings: type[AlgoConfig] | None) -> None:
+    """Refuse an override of a name that neither the run nor the method has."""
+    if settings is not None and name in settings.model_fields:
+        return
+    classes: list[type[Settings]] = [TrainConfig]
+    if settings is not None:
+        classes.insert(0, settings)
+    allowed = [field for model in classes for field in model.model_fields]
+    owners = " or ".join(model.__name__ for model in classes)
+    raise ConfigError(f"--set {text}: {name} is not a field of {owners}{hint_for(name, allowed)}")
 
 
 def config_schema(algo: str) -> dict[str, Any]:

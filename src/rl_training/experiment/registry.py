@@ -15,6 +15,7 @@ import ast
 import importlib
 import importlib.metadata
 import sys
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -89,6 +90,41 @@ def get_algorithm_spec(name: str) -> AlgorithmSpec:
         return _spec_in(module, name)
     known = (*algorithm_names(), *installed_plugins())
     raise ConfigError(f"algo {name!r} is not an algorithm{suggest(name, known)}")
+
+
+@dataclass(frozen=True)
+class AlgorithmSummary:
+    """What a list says about an algorithm."""
+
+    name: str
+    title: str
+    paper: str
+    summary: str
+    action_kinds: tuple[str, ...]
+
+
+def algorithm_summaries() -> list[AlgorithmSummary]:
+    """Return what declarations say in words, without importing the package's own; plug-ins last."""
+    own = [_read_summary(name) for name in algorithm_names()]
+    specs = [get_algorithm_spec(name) for name in installed_plugins()]
+    fields = AlgorithmSummary.__dataclass_fields__
+    return own + [AlgorithmSummary(**{key: getattr(s, key) for key in fields}) for s in specs]
+
+
+@cache
+def _read_summary(name: str) -> AlgorithmSummary:
+    """Read the words of `SPEC` from its file, where they are literals."""
+    wanted = AlgorithmSummary.__dataclass_fields__
+    tree = ast.parse(_sources()[name].read_text(encoding="utf-8"))
+    calls = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id == "SPEC" for target in node.targets)
+    )
+    call = next(call for call in calls if isinstance(call, ast.Call))
+    words = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg in wanted}
+    return AlgorithmSummary(**words)
 
 
 def import_plugin(name: str) -> None:

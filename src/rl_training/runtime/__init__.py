@@ -3,10 +3,15 @@
 What a method computes is in `algorithms`, what is on disk in `experiment`.
 """
 
-from rl_training.algorithms.schedules import learning_rate_factor, linear
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from rl_training.runtime.callbacks import Callback, TrainerState
-from rl_training.runtime.early_stopping import StopRule
 from rl_training.runtime.results import EvalResult, TrainingInterrupted, TrainResult
+
+if TYPE_CHECKING:
+    from rl_training.algorithms.schedules import learning_rate_factor, linear
+    from rl_training.runtime.early_stopping import StopRule
 
 __all__ = [
     "Callback",
@@ -18,3 +23,16 @@ __all__ = [
     "learning_rate_factor",
     "linear",
 ]
+
+# Loaded when first used, so that commands that only read runs start without PyTorch.
+_LATER = {
+    "StopRule": "rl_training.runtime.early_stopping",
+    "learning_rate_factor": "rl_training.algorithms.schedules",
+    "linear": "rl_training.algorithms.schedules",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

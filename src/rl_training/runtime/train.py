@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +12,14 @@ import torch
 from rl_training.envs.given import is_object, stepped_itself
 from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
-from rl_training.errors import ConfigError, EnvError, NonFiniteError, exit_is_error
+from rl_training.errors import (
+    ConfigError,
+    EnvError,
+    NonFiniteError,
+    RLTrainingError,
+    exit_is_error,
+    last_own_frame,
+)
 from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
@@ -22,7 +29,7 @@ from rl_training.models.precision import set_precision
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoints.warm_start import Origin
 from rl_training.runtime.compile.runner import Accelerator
-from rl_training.runtime.health.diagnostics import with_diagnostics
+from rl_training.runtime.health.diagnostics import note_failure, with_diagnostics
 from rl_training.runtime.loops import ONLINE, run_offline
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
@@ -170,14 +177,26 @@ def _run(
             session.vector_note = envs.note
         session.accelerator = Accelerator(config, task, learner, session.say)
         stack.callback(session.accelerator.close)
-        try:
+        with _described(session):
             if envs is None:
                 return run_offline(session, learner)
             return ONLINE[loop](session, learner, envs)
-        except (NonFiniteError, EnvError) as error:
-            if not session.has_begun:
-                raise
-            raise with_diagnostics(session, error) from error
+
+
+@contextmanager
+def _described(session: Session) -> Iterator[None]:
+    """Write down how a run was found that numbers, its environment or the user's code ended."""
+    try:
+        yield
+    except (NonFiniteError, EnvError) as error:
+        if not session.has_begun:
+            raise
+        raise with_diagnostics(session, error) from error
+    except Exception as error:
+        own = not isinstance(error, RLTrainingError) and last_own_frame(error) is not None
+        if own and session.has_begun:
+            note_failure(session, error)
+        raise
 
 
 def _require_one_of_a_kind(config: TrainConfig) -> None:

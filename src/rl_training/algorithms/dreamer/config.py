@@ -18,6 +18,7 @@ from rl_training.validation import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Whole,
 )
 
 
@@ -37,7 +38,7 @@ class DreamerConfig(AlgoConfig):
 
     gamma: Discount = 0.997
     """Discount per environment step."""
-    buffer_capacity: Annotated[int, Field(ge=2, le=LARGEST_INT)] = 200_000
+    buffer_capacity: Annotated[int, Field(ge=2, le=LARGEST_INT), Whole] = 200_000
     """Steps kept; the oldest are overwritten."""
     world_model_learning_rate: PositiveFloat = 1e-4
     """Adam step size of the world model."""
@@ -67,7 +68,7 @@ class DreamerConfig(AlgoConfig):
     """Channels of the first convolution; each further one has twice as many."""
     latent_groups: PositiveInt | None = None
     """Categorical variables of the stochastic state."""
-    latent_classes: Annotated[int, Field(ge=2, le=LARGEST_INT)] | None = None
+    latent_classes: Annotated[int, Field(ge=2, le=LARGEST_INT), Whole] | None = None
     """Classes of each."""
     latents: LatentKind = "categorical"
     """Kind of the stochastic state; `gaussian` is that of the first Dreamer."""

@@ -17,6 +17,7 @@ from rl_training.validation import (
     PositiveFloat,
     PositiveInt,
     Sizes,
+    Whole,
 )
 
 MOST_IMAGINED = 2**23
@@ -42,20 +43,20 @@ class PETSConfig(AlgoConfig):
     """Steps of uniformly random actions; afterwards actions are planned."""
     model_hidden_sizes: Sizes = (200, 200, 200)
     """Widths of the hidden layers of each member."""
-    num_ensembles: Annotated[int, Field(ge=1, le=1_000)] = 5
+    num_ensembles: Annotated[int, Field(ge=1, le=1_000), Whole] = 5
     """Members of the ensemble."""
     planner: PlannerName = "cem"
     """`cem` is the paper's; `icem` draws coloured noise and keeps elites, `mppi` weighs all
     candidates by their return."""
-    planning_horizon: Annotated[int, Field(ge=1, le=10_000)] = 25
+    planning_horizon: Annotated[int, Field(ge=1, le=10_000), Whole] = 25
     """Steps a plan looks ahead."""
-    planning_candidates: Annotated[int, Field(ge=1, le=1_000_000)] = 400
+    planning_candidates: Annotated[int, Field(ge=1, le=1_000_000), Whole] = 400
     """Plans tried per iteration."""
-    planning_topk: Annotated[int, Field(ge=1, le=1_000_000)] = 40
+    planning_topk: Annotated[int, Field(ge=1, le=1_000_000), Whole] = 40
     """Best plans that the next iteration is drawn around (not used by `mppi`)."""
-    planning_iterations: Annotated[int, Field(ge=1, le=1_000)] = 5
+    planning_iterations: Annotated[int, Field(ge=1, le=1_000), Whole] = 5
     """Iterations of a search."""
-    planning_particles: Annotated[int, Field(ge=1, le=100_000)] = 20
+    planning_particles: Annotated[int, Field(ge=1, le=100_000), Whole] = 20
     """Imagined trajectories per plan, a multiple of `num_ensembles`."""
     trajectory_sampling: Sampling = "tsinf"
     """`tsinf` keeps a particle's member for the whole plan, `ts1` changes it at each step."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from rl_training.data.datasets.dataset import OfflineDataset
 from rl_training.data.datasets.demonstrations import first_episodes
 from rl_training.data.datasets.sources import (
+    SUFFIXES,
     DatasetKind,
     load_transition_dataset,
     require_room,
@@ -36,13 +37,18 @@ class DatasetSource(StrictModel):
     """One source of a mix."""
 
     kind: DatasetKind
-    """Format of the data."""
+    """Format of the data; told from `path` or `id` if left out."""
     path: str | None = None
     """File or folder (`npz`, `npy`, `hdf5`)."""
     id: str | None = None
     """Id of a Minari dataset."""
     weight: PositiveFloat = 1.0
     """Share of the batches, relative to the other sources and whatever their sizes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_from_name(cls, values: Any) -> Any:
+        return with_kind("", values)
 
     @model_validator(mode="after")
     def _names_its_data(self) -> DatasetSource:
@@ -64,7 +70,8 @@ class DatasetSettings(Settings):
     """Which data to learn from, and what to do with it before learning."""
 
     dataset_kind: DatasetKind = "random"
-    """Format of the data; `random` is made up and serves tests only."""
+    """Format of the data, told from `dataset_path` or `dataset_id` if left out; `random` is made up
+    and serves tests only."""
     dataset_path: str | None = None
     """File of `npz` and `hdf5` (layout of D4RL), or folder of `npy` files."""
     dataset_id: str | None = None
@@ -92,6 +99,11 @@ class DatasetSettings(Settings):
     normalize_observations: bool = False
     """Give the nets observations with the dataset's mean taken off, over its deviation."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_from_name(cls, values: Any) -> Any:
+        return with_kind("dataset_", values)
+
     @model_validator(mode="after")
     def _names_its_data(self) -> DatasetSettings:
         if self.dataset_mix:
@@ -100,6 +112,34 @@ class DatasetSettings(Settings):
         else:
             check_names("dataset_", self.dataset_kind, self.dataset_path, self.dataset_id)
         return self
+
+
+def with_kind(prefix: str, values: Any) -> Any:
+    """Return settings with the kind of the data that they name, unless they say another.
+
+    `random` is no other: presets for tests have it, and nobody names data in order not to use it.
+    """
+    if not isinstance(values, Mapping) or values.get(f"{prefix}kind", "random") != "random":
+        return values
+    path, dataset_id = (values.get(f"{prefix}{name}") for name in ("path", "id"))
+    if dataset_id is not None and path is None:
+        return {**values, f"{prefix}kind": "minari"}
+    if not isinstance(path, (str, Path)) or dataset_id is not None:
+        return values
+    return {**values, f"{prefix}kind": _kind_of(f"{prefix}path", f"{prefix}kind", Path(path))}
+
+
+def _kind_of(key: str, kind_key: str, path: Path) -> str:
+    """Return the kind of a file by its name, which need not exist here: a run may be elsewhere."""
+    suffix = path.suffix.lower()
+    if suffix in SUFFIXES:
+        return SUFFIXES[suffix]
+    if suffix == "" or path.is_dir():
+        return "npy"
+    raise ValueError(
+        f"{key} is {str(path)!r}, whose name does not tell its kind (known are "
+        f"{', '.join(SUFFIXES)} and folders of .npy files); give {kind_key} too"
+    )
 
 
 def check_names(prefix: str, kind: str, path: str | None, dataset_id: str | None) -> None:

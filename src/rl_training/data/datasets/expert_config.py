@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import model_validator
 
-from rl_training.data.datasets.config import DatasetSettings, check_names, load_configured
+from rl_training.data.datasets.config import (
+    DatasetSettings,
+    check_names,
+    load_configured,
+    with_kind,
+)
 from rl_training.data.datasets.dataset import OfflineDataset
 from rl_training.data.datasets.demonstrations import first_episodes, thinned, with_shuffled_actions
 from rl_training.data.datasets.sources import DatasetKind
@@ -16,7 +23,8 @@ class ExpertSettings(Settings):
     """Which demonstrations to imitate."""
 
     expert_dataset_kind: DatasetKind = "random"
-    """Format of the demonstrations; `random` is made up and serves tests only."""
+    """Format of the demonstrations, told from `expert_dataset_path` or `expert_dataset_id` if left
+    out; `random` is made up and serves tests only."""
     expert_dataset_path: str | None = None
     """File of `npz` and `hdf5` (layout of D4RL), or folder of `npy` files."""
     expert_dataset_id: str | None = None
@@ -33,6 +41,11 @@ class ExpertSettings(Settings):
     """A control: give each state the action of another one, so that nothing is demonstrated."""
     expert_clip_actions: bool = False
     """Clip actions outside the action box, with a message, instead of refusing them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_from_name(cls, values: Any) -> Any:
+        return with_kind("expert_dataset_", values)
 
     @model_validator(mode="after")
     def _names_its_demonstrations(self) -> ExpertSettings:

@@ -9,13 +9,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from rl_training._version import __version__
-from rl_training.errors import CheckpointError, NonFiniteError, RLTrainingError
+from rl_training.errors import (
+    CheckpointError,
+    NonFiniteError,
+    RLTrainingError,
+    full_traceback,
+    last_own_frame,
+)
 from rl_training.experiment.checkpoint import files
 from rl_training.state import tensors_in
 
@@ -23,6 +30,8 @@ if TYPE_CHECKING:
     from rl_training.runtime.session import Session
 
 FOLDER = "diagnostics"
+MOST_TRACEBACK = 20_000
+"""Characters of a traceback; its beginning, where the first cause is, is kept."""
 MAX_TENSORS = 400
 """Tensors described in a file; a learner has some dozens."""
 NOT_CHECKED = frozenset({"clock", "stop_rule", "collector"})
@@ -64,6 +73,25 @@ def require_finite_metrics(session: Session, rows: Sequence[Mapping[str, float]]
 
 def with_diagnostics(session: Session, error: _E) -> _E:
     """Return the error with the place of a file that describes the run as it was found."""
+    path = _write(session, error)
+    if path is None:
+        return error
+    return type(error)(f"{error}; the state of the run is described in {path}")
+
+
+def note_failure(session: Session, error: Exception) -> None:
+    """Describe a run that the user's own callback or plug-in ended; a note on the error says where.
+
+    The error itself stays what it is, for it is the user's to catch.
+    """
+    path = _write(session, error)
+    if path is not None:
+        notes = [*getattr(error, "__notes__", ()), f"the state of the run is described in {path}"]
+        error.__notes__ = notes  # `add_note` came with Python 3.11
+
+
+def _write(session: Session, error: Exception) -> Path | None:
+    """Write the description; None where it cannot be, for what stopped the run matters more."""
     folder = session.state.run_dir / FOLDER
     path = folder / f"step_{session.step}.json"
     try:
@@ -71,11 +99,11 @@ def with_diagnostics(session: Session, error: _E) -> _E:
         files.remove_file(path)
         files.write_file(path, [json.dumps(describe(session, error), indent=1).encode()])
     except (OSError, CheckpointError):
-        return error  # what stopped the run matters more than its description
-    return type(error)(f"{error}; the state of the run is described in {path}")
+        return None
+    return path
 
 
-def describe(session: Session, error: RLTrainingError) -> dict[str, Any]:
+def describe(session: Session, error: Exception) -> dict[str, Any]:
     """Return what there is to know about a run that stopped, as JSON."""
     states = {name: session.parts[name].state_dict() for name in ("learner", "recorder")}
     tensors = list(tensors_in(states).items())[:MAX_TENSORS]
@@ -84,6 +112,8 @@ def describe(session: Session, error: RLTrainingError) -> dict[str, Any]:
     return {
         "error": type(error).__name__,
         "message": str(error),
+        "own_code": last_own_frame(error),
+        "traceback": full_traceback(error)[:MOST_TRACEBACK],
         "rl_training": __version__,
         "step": session.step,
         "gradient_steps": session.recorder.total_gradient_steps.value,
