@@ -109,6 +109,7 @@ def test_made_up_data_is_told_before_and_after_training(tmp_path: Path) -> None:
     assert done.values["data"] == "made up (dataset_kind: random)"
     resumed = run_cli("resume", tmp_path / "runs" / "run", "--total-timesteps", "72")
     assert resumed.values["data"] == "made up (dataset_kind: random)"
+    assert resumed.err.splitlines()[0] == said
 
 
 def test_real_data_and_methods_without_data_are_not_warned_of(tmp_path: Path) -> None:

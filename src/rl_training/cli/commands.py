@@ -181,13 +181,12 @@ def train(
         out.print(resolved.to_yaml(), markup=False, highlight=False)
         return
     from rl_training.cli.display import display_for
-    from rl_training.cli.outcome import print_outcome, warn_of_made_up_data
+    from rl_training.cli.outcome import MadeUpWarning, print_outcome
     from rl_training.runtime.train import train as run_training
 
     start = Path.cwd()
-    warn_of_made_up_data(resolved)
-    result = run_training(resolved, callbacks=[display_for(err, quiet=quiet)])
-    print_outcome(result, start, resolved)
+    callbacks = [MadeUpWarning(), display_for(err, quiet=quiet)]
+    print_outcome(run_training(resolved, callbacks=callbacks), start)
 
 
 def resume(
@@ -211,8 +210,7 @@ def resume(
     """Resume a run where it stopped, bit-exact."""
     path = chosen_run("resume", run, checkpoint)
     from rl_training.cli.display import display_for
-    from rl_training.cli.outcome import print_outcome
-    from rl_training.experiment.config import load_config
+    from rl_training.cli.outcome import MadeUpWarning, print_outcome
     from rl_training.runtime.workflows import resume_training
 
     start = Path.cwd()
@@ -221,10 +219,10 @@ def resume(
         total_timesteps=total_timesteps,
         output_dir=output_dir,
         threads=threads,
-        callbacks=[display_for(err, quiet=quiet)],
+        callbacks=[MadeUpWarning(), display_for(err, quiet=quiet)],
         warn=_warn,
     )
-    print_outcome(result, start, load_config(result.run_dir / "config.yaml"))
+    print_outcome(result, start)
 
 
 def evaluate(

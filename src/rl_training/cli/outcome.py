@@ -12,24 +12,32 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from rl_training.runtime.callbacks import Callback, TrainerState
+
 if TYPE_CHECKING:
-    from rl_training.experiment.config import TrainConfig
     from rl_training.runtime.results import TrainResult
 
 out = Console(soft_wrap=True, emoji=False)
 err = Console(stderr=True, emoji=False)
 
 
-def warn_of_made_up_data(config: TrainConfig) -> None:
-    """Say before a run that its data is made up, and how to get real data."""
-    from rl_training.experiment.made_up import made_up_data
+class MadeUpWarning(Callback):
+    """Says before a run that its data is made up, and how to get real data.
 
-    found = made_up_data(config)
-    if found is None:
-        return
-    _warn(f"{found.summary}. For real data:")
-    for command in found.commands:
-        err.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
+    Told when the run begins, not earlier: a mistake stays one sentence.
+    """
+
+    def on_start(self, state: TrainerState) -> None:
+        """Look at the run's own configuration."""
+        from rl_training.experiment.config import load_config
+        from rl_training.experiment.made_up import made_up_data
+
+        found = made_up_data(load_config(state.run_dir / "config.yaml"))
+        if found is None:
+            return
+        _warn(f"{found.summary}. For real data:")
+        for command in found.commands:
+            err.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _warn(text: str) -> None:
@@ -38,10 +46,11 @@ def _warn(text: str) -> None:
     err.print(sentence, soft_wrap=not err.is_terminal)
 
 
-def print_outcome(result: TrainResult, start: Path, config: TrainConfig) -> None:
+def print_outcome(result: TrainResult, start: Path) -> None:
     """Print where everything is, seen from `start`; `name=value` lines first, for scripts."""
     from rl_training.cli.display import print_group, print_result
     from rl_training.cli.plots import draw_plots
+    from rl_training.experiment.config import load_config
     from rl_training.experiment.made_up import made_up_data
     from rl_training.runtime.summary import SUMMARY_FILE, read_summary
 
@@ -63,7 +72,7 @@ def print_outcome(result: TrainResult, start: Path, config: TrainConfig) -> None
         out.print(line, markup=False, highlight=False)
     if summary is not None:
         print_group(out, summary)
-    made_up = made_up_data(config)
+    made_up = made_up_data(load_config(result.run_dir / "config.yaml"))
     if made_up is not None:
         out.print(f"data=made up ({made_up.setting})", markup=False, highlight=False)
         _warn(
