@@ -362,7 +362,7 @@ class Agent:
         if self._loaded is not None:
             parts.append(f"{self._loaded.step:,} steps")
         if self.result is not None and self.result.metrics.get("eval_episodes"):
-            parts.append(f"last return {self.result.metrics['eval_return_mean']:.1f}")
+            parts.append(f"last return {self.result.metrics['eval_return_mean']:.4g}")
         if self._run is not None:
             parts.append(f"run {self._run}")
         return f"{type(self).__name__}({', '.join(parts)})"
