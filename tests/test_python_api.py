@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from rl_training.api.algorithms import managed_class
 from rl_training.envs.given import PREFIX, name_of
 from rl_training.errors import CheckpointError, ConfigError, DataError, EnvError, SpecMismatch
 from rl_training.experiment.checkpointing import open_checkpoint
+from rl_training.runtime.results import TrainingInterrupted
 
 SMALL: dict[str, Any] = {"hidden_sizes": (16,), "eval_episodes": 1, "eval_interval": 0}
 DQN_SMALL: dict[str, Any] = SMALL | {"learning_starts": 16, "batch_size": 8}
@@ -245,6 +248,32 @@ def test_resume_takes_up_an_interrupted_run() -> None:
     assert learned.resume(progress=False).metrics["global_step"] == 60
 
 
+def test_a_run_that_a_signal_stopped_can_be_resumed_from_the_agent() -> None:
+    learned = agent("dqn", "CartPole-v1", total_timesteps=60, **DQN_SMALL)
+
+    def stop(state: TrainerState) -> None:
+        if state.step == 30:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(TrainingInterrupted):
+        learned.learn(progress=False, callbacks=stop)
+    assert learned.resume(progress=False).metrics["global_step"] == 60
+
+
+def test_what_is_logged_at_the_last_evaluation_is_written() -> None:
+    class Last(Callback):
+        """Logs at every evaluation."""
+
+        def on_evaluation(self, state: TrainerState, returns: Sequence[Sequence[float]]) -> None:
+            """Write the best."""
+            state.log({"best": max(returns[0])})
+
+    learned = agent("dqn", "CartPole-v1", total_timesteps=40, **DQN_SMALL)
+    run = learned.learn(progress=False, callbacks=Last()).run_dir
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "best" in line] == [40]
+
+
 def test_the_text_of_an_agent_says_method_task_steps_and_return() -> None:
     learned = agent("dqn", "CartPole-v1", total_timesteps=40, **DQN_SMALL)
     assert repr(learned) == "DQN(CartPole-v1)"
@@ -460,6 +489,14 @@ def test_fit_takes_data_in_any_form_and_the_run_keeps_it(form: str, tmp_path: Pa
         managed_class("iql").load(result.run_dir).learn(10, progress=False).metrics["global_step"]
         == 30
     )
+
+
+def test_other_data_does_not_go_on_with_a_run_of_the_first() -> None:
+    learned = agent("iql", env="Pendulum-v1", batch_size=16, **SMALL)
+    learned.fit(columns(), 20, progress=False)
+    assert learned.fit(columns(), 10, progress=False).metrics["global_step"] == 30
+    with pytest.raises(ConfigError, match="has learned from other data"):
+        learned.fit(columns(150), 10, progress=False)
 
 
 def test_training_without_an_environment_refuses_to_play() -> None:

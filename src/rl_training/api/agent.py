@@ -5,7 +5,8 @@ It keeps the learner, so `predict` is a forward pass and never reads a file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -28,7 +29,7 @@ from rl_training.ope.estimate import Source, evaluate_offline
 from rl_training.ope.value import OfflineValue
 from rl_training.resources import preset_names
 from rl_training.runtime.callbacks import Callback, Callbacks, as_callbacks
-from rl_training.runtime.results import EvalResult, TrainResult
+from rl_training.runtime.results import EvalResult, TrainingInterrupted, TrainResult
 from rl_training.runtime.train import choose_device, train
 from rl_training.runtime.workflows import (
     LoadedAgent,
@@ -180,9 +181,10 @@ class Agent:
         if self._weights is not None and progress:
             text = f"a new run begins with the networks of {self._weights}"
             console.print(text, markup=False, highlight=False, soft_wrap=True)
-        result = train(
-            config, from_checkpoint=self._weights, callbacks=watching, run_suffix=run_suffix
-        )
+        with self._remembering():
+            result = train(
+                config, from_checkpoint=self._weights, callbacks=watching, run_suffix=run_suffix
+            )
         return self._keep(result)
 
     def fit(
@@ -200,6 +202,11 @@ class Agent:
             ConfigError: When the method does not learn from data.
         """
         settings, env_kwargs = settings_for_data(self.algo, dataset, Path(self.config.output_dir))
+        if self._run is not None and not settings.items() <= self.config.algo_kwargs.items():
+            raise ConfigError(
+                f"{self!r} has learned from other data; call learn to go on with that, or make a "
+                "new agent"
+            )
         changes: dict[str, Any] = {"algo_kwargs": self.config.algo_kwargs | settings}
         if self.config.env_id == SPACES_ONLY:
             changes["env_kwargs"] = env_kwargs()
@@ -231,6 +238,15 @@ class Agent:
             text = f"going on with {self._run} to step {total:,}"
             console.print(text, markup=False, highlight=False, soft_wrap=True)
         return self._keep(resume_training(self._run, total_timesteps=total, callbacks=callbacks))
+
+    @contextmanager
+    def _remembering(self) -> Iterator[None]:
+        """Keep the folder of a run that is interrupted, so that `resume` can take it up."""
+        try:
+            yield
+        except TrainingInterrupted as error:
+            self._run, self._weights = error.run_dir, None
+            raise
 
     def _keep(self, result: TrainResult) -> TrainResult:
         self.result, self._run, self._weights = result, result.run_dir, None

@@ -38,7 +38,8 @@ def settings_for_data(
     if isinstance(data, Mapping):
         data = dataset_from(data)
     if isinstance(data, OfflineDataset):
-        path = output_dir / "datasets" / f"{data.digest()[:16]}.npz"
+        # Absolute, so that the run can be taken up from anywhere.
+        path = output_dir.absolute() / "datasets" / f"{data.digest()[:16]}.npz"
         if not path.exists():
             save_dataset(data, path, "npz")
         given: dict[str, Any] = {"kind": "npz", "path": str(path)}

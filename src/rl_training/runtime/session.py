@@ -276,14 +276,17 @@ class Session:
         state = self.state
         self.adjustments.learning_rate_factor.fill_(state.learning_rate_factor)
         self.learner.rate_factor = state.learning_rate_factor
-        if state.to_log:
-            values, state.to_log = state.to_log, {}
-            self.log_extra("callback", [values] * len(self.seeds))
+        self._write_for_callbacks()
         due = state.wants_save
         if state.wants_evaluation:
             due = self.evaluate() or due
         state.wants_save = state.wants_evaluation = False
         return due
+
+    def _write_for_callbacks(self) -> None:
+        values, self.state.to_log = self.state.to_log, {}
+        if values:
+            self.log_extra("callback", [values] * len(self.seeds))
 
     def pause(self, due: bool = False) -> None:
         """Save when that is due, and leave when a signal asks for it.
@@ -377,6 +380,7 @@ class Session:
         self._publish(rows)
         for callback in self.callbacks:
             callback.on_evaluation(self.state, returns)
+        self._write_for_callbacks()  # also after the last evaluation, which no pass follows
         reason = self.stop_rule.judge(self.step, returns)
         if reason is not None:
             self.state.request_stop(reason)
