@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from rl_training.algorithms.spec import Loop
 from rl_training.envs.given import is_object, stepped_itself
 from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
@@ -113,6 +114,12 @@ def _run(
 ) -> TrainResult:
     spec = get_algorithm_spec(config.algo)
     _require_one_of_a_kind(config)
+    loop = spec.loop_of(config.algo_config)
+    if config.overlap and loop is not Loop.OFF_POLICY:
+        raise ConfigError(
+            f"overlap is true, but {config.algo} does not learn from a replay while it acts; "
+            "leave overlap out"
+        )
     device = choose_device(config.device)
     require_trackers(config.trackers)
     with ExitStack() as stack:
@@ -142,7 +149,7 @@ def _run(
         saved = loaded[0].header["threads"] if loaded else None
         choice = choose_threads(config.threads, learner, saved)
         torch.set_num_threads(choice.threads)
-        envs, loop = None, spec.loop_of(config.algo_config)
+        envs = None
         if loop in ONLINE:
             with stepped_itself():
                 envs = SeedVectorEnv.make(
