@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rl_training.algorithms.dreamer import Dreamer
-from rl_training.algorithms.dreamer.acting import DreamerState, encode_action
+from rl_training.algorithms.dreamer.learner import DreamerState, encode_action
 from rl_training.algorithms.pets.planned import Planned
 from rl_training.algorithms.pets.planning import PlanningState
 from rl_training.data.datasets.dataset import OfflineDataset

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.config import AlgoConfig, PartT, combined, part_of
-from rl_training.algorithms.optim import Adam, Optimizer, seed_view
-from rl_training.algorithms.schedules import learning_rate_factor
+from rl_training.algorithms.optim import Adam, Optimizer, learning_rate_factor, seed_view
 from rl_training.data.batch import RolloutBatch, SequenceBatch, TransitionBatch
 from rl_training.data.datasets.config import DatasetSettings
 from rl_training.data.normalizer import RunningNorm

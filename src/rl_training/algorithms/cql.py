@@ -29,8 +29,11 @@ from rl_training.algorithms.sac import SAC, SACConfig, sac_loss, sac_networks
 from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
-from rl_training.models.heads import tanh_gaussian_log_prob, tanh_gaussian_sample
-from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.models.actor_with_critics import (
+    MLPSACModel,
+    tanh_gaussian_log_prob,
+    tanh_gaussian_sample,
+)
 from rl_training.validation import NonNegativeInt, PositiveFloat, PositiveInt
 
 CLONING, IMPROVING = 0, 1

@@ -22,11 +22,11 @@ from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, 
 from rl_training.algorithms.base import StepOutput, polyak_update
 from rl_training.algorithms.config import LearningRate, LRSchedule
 from rl_training.algorithms.losses import expectile_loss, td_target, weighted_mean
-from rl_training.algorithms.schedules import learning_rate_factor
+from rl_training.algorithms.optim import learning_rate_factor
 from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
-from rl_training.models.mlp_iql import MLPIQLModel
+from rl_training.models.actor_with_critics import MLPIQLModel
 from rl_training.validation import NonNegativeFloat, PositiveFloat
 
 
