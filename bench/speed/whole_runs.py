@@ -101,13 +101,16 @@ NOT_STEPPING = ("compiling", "saving")
 class _Watch(Callback):
     """Times a run from its first step to its end, and keeps what it says."""
 
-    def __init__(self) -> None:
+    def __init__(self, timers: Timers) -> None:
         self.seconds = 0.0
+        self.num_envs = 1
         self.messages: list[str] = []
         self._start = 0.0
+        self._timers = timers
 
     def on_start(self, state: TrainerState) -> None:
-        """Start the clock."""
+        """Start the clocks."""
+        self._timers.seconds.clear()
         self._start = time.perf_counter()
 
     def on_message(self, state: TrainerState, text: str) -> None:
@@ -156,7 +159,14 @@ def _measure_one(
         f"{run.steps:,} steps of {count} seed{'s' if count > 1 else ''} in {seconds:.1f} s, "
         f"and {spent['compiling']:.1f} s to compile, {spent['saving']:.1f} s to save at the end"
     )
-    notes.append(", ".join(f"{label} {100 * share:.0f}%" for label, share in shares.items()))
+    passes = run.steps / watch.num_envs
+    notes.append(
+        ", ".join(
+            f"{label} {100 * share:.0f}% ({1e6 * split[label] / passes:.0f})"
+            for label, share in shares.items()
+        )
+        + " (microseconds per step of all environments)"
+    )
     extra = {
         "steps": run.steps,
         "device": device_name(device),
@@ -197,13 +207,13 @@ def _run(
     precision: str,
     timers: Timers,
 ) -> _Watch:
-    watch = _Watch()
+    watch = _Watch(timers)
     with tempfile.TemporaryDirectory() as folder:
         changes: dict[str, Any] = {
             "seeds": list(range(count)),
             "total_timesteps": run.steps,
             "device": str(device),
-            "threads": options.threads,
+            "threads": 0,  # environments take the cores that pay
             "accelerate": choose_accelerate(device, options),
             "precision": precision,
             "checkpoint_interval": 0,
@@ -211,6 +221,7 @@ def _run(
             "output_dir": folder,
         }
         config = load_config(run.preset, run.overrides, changes)
+        watch.num_envs = config.num_envs
         with timers.watching(WATCHED):
             train(config, callbacks=[watch])
     return watch
