@@ -110,7 +110,7 @@ class _Watch(Callback):
 
     def on_start(self, state: TrainerState) -> None:
         """Start the clocks."""
-        self._timers.seconds.clear()
+        self._timers.restart()
         self._start = time.perf_counter()
 
     def on_message(self, state: TrainerState, text: str) -> None:

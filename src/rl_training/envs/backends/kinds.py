@@ -161,7 +161,13 @@ def _atari(task: Task, mode: Mode, threads: int) -> Backend | str | None:
 
 def _mujoco(task: Task, threads: int) -> Backend | str:
     """Gymnasium's MuJoCo tasks in a batch, or why not."""
-    reason = why_not_native(class_name(task.env_id), task.env_kwargs)
+    name = class_name(task.env_id)
+    if name not in MUJOCO_TASKS:
+        return (
+            "only CartPole, Atari games and Gymnasium's own MuJoCo classes have a native version, "
+            f"and its class is {name or 'unknown'}"
+        )
+    reason = why_not_native(task.env_kwargs)
     if reason is not None:
         return reason
     stand_in = task.makers()[0]()
