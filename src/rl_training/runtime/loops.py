@@ -74,8 +74,9 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
 
     while session.running():
         phases.before_pass(runner)
-        learner.set_progress(session.progress)
-        replay.set_progress(session.progress)
+        progress = session.progress
+        learner.set_progress(progress)
+        replay.set_progress(progress)
         seen = collector.step((ahead.take() or choose()).array())
         step = seen.step
         replay.add(
