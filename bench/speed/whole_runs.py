@@ -213,7 +213,7 @@ def _run(
             "seeds": list(range(count)),
             "total_timesteps": run.steps,
             "device": str(device),
-            "threads": 0,  # environments take the cores that pay
+            "threads": options.threads,
             "accelerate": choose_accelerate(device, options),
             "precision": precision,
             "checkpoint_interval": 0,

@@ -69,8 +69,11 @@ class TrainConfig(Settings):
     device: str = Field(default="auto", json_schema_extra={"pattern": _DEVICE})
     """`auto`, `cpu`, `cuda` or `cuda:<n>`."""
     threads: Threads = 0
-    """CPU threads of PyTorch and of native environments. With 0, PyTorch takes `OMP_NUM_THREADS` or
-    what is fastest (a resumed run keeps its number), and environments as many cores as pay."""
+    """CPU threads of PyTorch; 0 takes `OMP_NUM_THREADS` or what is fastest, and a resumed run keeps
+    its number."""
+    env_threads: Threads = 0
+    """CPU threads of native environments, and processes of `async` ones; 0 takes as many cores as
+    pay. Results do not depend on it."""
     accelerate: Literal["auto", "off", "compile", "graph"] = "auto"
     """How updates run: eagerly (`off`), compiled from the first on (`compile`), compiled and
     captured in CUDA graphs (`graph`), or, on long runs, compiled beside the first part of the run

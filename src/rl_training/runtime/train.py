@@ -166,7 +166,7 @@ def _run(
                     config.all_seeds,
                     config.vector_mode,
                     spec=task,
-                    threads=config.threads,
+                    threads=config.env_threads,
                 )
             stack.callback(envs.close)
         # The caller, or a task's module that acts with a network, may have switched it off.
