@@ -22,8 +22,8 @@ from rl_training.envs.given import EnvLike, is_given, name_of
 from rl_training.envs.probe import probe_env
 from rl_training.envs.tasks.spaces_only import SPACES_ONLY
 from rl_training.errors import CheckpointError, ConfigError
-from rl_training.experiment.checkpointing import save_single_file
 from rl_training.experiment.config import TrainConfig, load_config
+from rl_training.experiment.hub import is_hub_name
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.ope.estimate import Source, evaluate_offline
 from rl_training.ope.value import OfflineValue
@@ -38,6 +38,7 @@ from rl_training.runtime.workflows import (
     resume_training,
 )
 from rl_training.tools.export import Policy, require_function
+from rl_training.tools.hub import EPISODES, Pushed, push_agent, save_policy
 from rl_training.validation import suggest
 
 Self = TypeVar("Self", bound="Agent")
@@ -79,7 +80,7 @@ class Agent:
         self.config = self._configured(source, env, settings)
         self.result: TrainResult | None = None
         self._run: Path | None = None
-        self._weights: Path | None = None
+        self._weights: str | Path | None = None
         self._loaded: LoadedAgent | None = None
 
     @classmethod
@@ -330,16 +331,41 @@ class Agent:
 
     def save(self, path: str | Path) -> Path:
         """Write one self-contained file for evaluation and prediction."""
-        agent = self._agent()
-        header = {
-            "config": agent.config.resolved(),
-            "env_spec": agent.env_spec.model_dump(mode="json"),
-            "seed": agent.config.seed,
-            "step": agent.step,
-        }
         target = Path(path)
-        save_single_file(target, header=header, states={"learner": agent.learner.state_dict()})
+        save_policy(self._agent(), target)
         return target
+
+    def push_to_hub(
+        self,
+        repo: str,
+        *,
+        episodes: int = EPISODES,
+        private: bool = False,
+        message: str | None = None,
+        folder: str | Path | None = None,
+    ) -> Pushed:
+        """Evaluate the agent and put it on the Hugging Face Hub, with a model card.
+
+        Args:
+            repo: `user/name`; the repository is made if missing.
+            episodes: Episodes of the evaluation on the card; 0 leaves it out.
+            private: Make a repository that others do not see.
+            message: Of the commit; None says method, task and step.
+            folder: Write the files here and upload nothing.
+
+        Raises:
+            MissingExtraError: Without the extra `hub`.
+            CheckpointError: When the hub refuses, or nobody is logged in.
+        """
+        return push_agent(
+            self._agent(),
+            repo,
+            run=self._run,
+            episodes=episodes,
+            private=private,
+            message=message,
+            folder=None if folder is None else Path(folder),
+        )
 
     @classmethod
     def load(
@@ -348,7 +374,7 @@ class Agent:
         """Load a saved file, a checkpoint or the newest good checkpoint of a run.
 
         Args:
-            path: Where it is.
+            path: Where it is; `hf://user/name` is on the Hugging Face Hub.
             env: The environment, where the run had one that was handed over in Python.
             device: Where it acts.
 
@@ -369,8 +395,9 @@ class Agent:
                 )
         agent = cls.__new__(cls)
         agent.config, agent.result, agent._loaded = loaded.config, None, loaded
-        source = Path(path)
-        agent._run, agent._weights = (None, source) if source.is_file() else (source, None)
+        # A file and an agent of the hub have no run to go on with.
+        alone = is_hub_name(path) or Path(path).is_file()
+        agent._run, agent._weights = (None, path) if alone else (Path(path), None)
         return agent
 
     def __repr__(self) -> str:

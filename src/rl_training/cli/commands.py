@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rl_training._version import __version__
 from rl_training.cli.data import app as data_app
-from rl_training.cli.deploying import export, predict
+from rl_training.cli.deploying import export, predict, push
 from rl_training.cli.gail_control import gail_control
 from rl_training.cli.ope import HELP, ope
 from rl_training.cli.options import (
@@ -428,7 +428,16 @@ def _warn(text: str) -> None:
 
 COMMANDS: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = (
     (START, (("train", train), ("resume", resume), ("eval", evaluate))),
-    (RUNS, (("predict", predict), ("record", record), ("watch", watch), ("export", export))),
+    (
+        RUNS,
+        (
+            ("predict", predict),
+            ("record", record),
+            ("watch", watch),
+            ("export", export),
+            ("push", push),
+        ),
+    ),
     (
         COMPARE,
         (("leaderboard", leaderboard), ("report", report), ("sweep", sweep), ("tune", tune)),

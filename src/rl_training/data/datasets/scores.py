@@ -6,11 +6,15 @@ version.  Minari's `mujoco/*` datasets carry none of their own.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
 from rl_training.errors import DataError
 from rl_training.validation import suggest
+
+SCORE = "eval_score"
+"""Metric of an evaluation: 0 is a random policy's mean return, 100 an expert's."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,16 @@ def normalized_score(name: str, value: float) -> float:
             f"there are no reference scores for {name!r}{near}; known are {', '.join(TASKS)}"
         )
     return 100.0 * (value - scores.random) / (scores.expert - scores.random)
+
+
+def score_metrics(name: str, value: float) -> dict[str, float]:
+    """Return a mean return's score under the name that logs and results use, if it has one.
+
+    Nothing is known of most tasks, and a figure that is not finite has no score.
+    """
+    if reference_scores(name) is None or not math.isfinite(value):
+        return {}
+    return {SCORE: normalized_score(name, value)}
 
 
 def _task_of(name: str) -> str | None:
