@@ -124,7 +124,8 @@ def test_a_planner_is_a_program_with_a_state(settings: dict[str, Any], tmp_path:
     assert np.allclose(actions, expected, atol=1e-5)  # the host rounds normal numbers otherwise
     module = torch.export.load(tmp_path / "policy.pt2").module()
     start = exporting.StatefulPolicy(agent).initial(1)
-    action, after = module(torch.from_numpy(observations[0]), start)
+    with torch.no_grad():
+        action, after = module(torch.from_numpy(observations[0]), start)
     assert np.allclose(action, expected[0], atol=1e-5)
     assert after["draws"] > 0
 

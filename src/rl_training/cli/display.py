@@ -19,6 +19,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from rl_training.data.datasets.scores import SCORE
 from rl_training.experiment.grid import number_text, point_text
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.summary import FinalReturn, GroupSummary, SeedSummary
@@ -159,6 +160,8 @@ class ProgressDisplay(Callback):
             (f"{mean:9.2f}", "bold green"),
             f" ± {std:<8.2f} ({count} episodes)",
         )
+        if SCORE in state.metrics:
+            line.append(f"  score {state.metrics[SCORE]:.1f}")
         for loss in losses:  # as many as there is room for
             if line.cell_len + 2 + len(loss) <= self.console.width:
                 line.append(f"  {loss}", "dim")
@@ -192,7 +195,9 @@ class QuietDisplay(Callback):
     def on_evaluation(self, state: TrainerState, returns: Sequence[Sequence[float]]) -> None:  # noqa: ARG002
         """Print one plain line."""
         mean = state.metrics["eval_return_mean"]
-        self.console.print(f"step={state.step} eval_return_mean={mean:.2f}", highlight=False)
+        score = f" {SCORE}={state.metrics[SCORE]:.2f}" if SCORE in state.metrics else ""
+        text = f"step={state.step} eval_return_mean={mean:.2f}{score}"
+        self.console.print(text, highlight=False)
 
 
 def display_for(console: Console, *, quiet: bool) -> Callback:

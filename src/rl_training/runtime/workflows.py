@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from rl_training.algorithms.base import ActingState, AnyLearner
+from rl_training.data.datasets.scores import reference_scores
 from rl_training.envs.named_modules import only_imported_modules
 from rl_training.envs.probe import probe_env
 from rl_training.envs.spec import EnvSpec
@@ -234,7 +235,9 @@ def evaluate_agent(
         returns = evaluator.evaluate(agent.learner, count, agent.step)[0]
     finally:
         evaluator.close()
-    return EvalResult(tuple(returns), agent.step)
+    same = env_id is None or env_id == agent.config.env_id
+    scores = agent.config.scores if same else reference_scores(str(env_id))
+    return EvalResult(tuple(returns), agent.step, scores)
 
 
 def predict_from_checkpoint(

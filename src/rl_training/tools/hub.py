@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from rl_training._version import __version__
-from rl_training.data.datasets.scores import SCORE, score_metrics
+from rl_training.data.datasets.scores import SCORE
 from rl_training.envs.tasks.spaces_only import SPACES_ONLY
 from rl_training.errors import ConfigError, DataError
 from rl_training.experiment.checkpointing import save_single_file
@@ -191,7 +191,7 @@ def model_card(
         f"# {title}",
         f"An agent of [{spec.title}]({_paper(spec.paper)}) at step {agent.step:,}, trained with "
         f"rl-training {__version__} (seed {config.seed}).",
-        _evaluation_text(config.env_id, result),
+        _evaluation_text(result),
         _curve_text(curve, drawn),
         _use_text(spec.learner.__name__, repo),
         _training_text(repo, config),
@@ -227,11 +227,10 @@ def _paper(paper: str) -> str:
     return f"https://arxiv.org/abs/{name}" if kind == "arXiv" else f"https://doi.org/{name}"
 
 
-def _evaluation_text(env_id: str, result: EvalResult | None) -> str:
+def _evaluation_text(result: EvalResult | None) -> str:
     if result is None:
         return "## Evaluation\n\nThe agent was not evaluated when it was pushed."
     figures = result.metrics
-    score = score_metrics(env_id, figures["eval_return_mean"]).get(SCORE)
     rows = [
         ("episodes", f"{len(result.returns)}"),
         ("mean return", f"{figures['eval_return_mean']:.2f}"),
@@ -239,8 +238,8 @@ def _evaluation_text(env_id: str, result: EvalResult | None) -> str:
         ("median", f"{figures['eval_return_median']:.2f}"),
         ("lowest, highest", f"{figures['eval_return_min']:.2f}, {figures['eval_return_max']:.2f}"),
     ]
-    if score is not None:
-        rows.append(("normalised score (random 0, expert 100)", f"{score:.1f}"))
+    if SCORE in figures:
+        rows.append(("normalised score (random 0, expert 100)", f"{figures[SCORE]:.1f}"))
     lines = "\n".join(f"| {name} | {value} |" for name, value in rows)
     return f"## Evaluation\n\n| figure | value |\n| --- | --- |\n{lines}"
 

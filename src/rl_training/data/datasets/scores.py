@@ -6,7 +6,6 @@ version.  Minari's `mujoco/*` datasets carry none of their own.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
@@ -23,6 +22,10 @@ class ReferenceScores:
 
     random: float
     expert: float
+
+    def score(self, value: float) -> float:
+        """Return `100 (value - random) / (expert - random)`."""
+        return 100.0 * (value - self.random) / (self.expert - self.random)
 
 
 TASKS = {
@@ -79,17 +82,7 @@ def normalized_score(name: str, value: float) -> float:
         raise DataError(
             f"there are no reference scores for {name!r}{near}; known are {', '.join(TASKS)}"
         )
-    return 100.0 * (value - scores.random) / (scores.expert - scores.random)
-
-
-def score_metrics(name: str, value: float) -> dict[str, float]:
-    """Return a mean return's score under the name that logs and results use, if it has one.
-
-    Nothing is known of most tasks, and a figure that is not finite has no score.
-    """
-    if reference_scores(name) is None or not math.isfinite(value):
-        return {}
-    return {SCORE: normalized_score(name, value)}
+    return scores.score(value)
 
 
 def _task_of(name: str) -> str | None:
