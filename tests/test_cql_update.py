@@ -15,7 +15,7 @@ from rl_training.algorithms.cql import CQL, cql_loss
 from rl_training.algorithms.sac import SAC
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError
-from rl_training.models.heads import tanh_gaussian_log_prob, tanh_gaussian_sample
+from rl_training.models.actor_with_critics import tanh_gaussian_log_prob, tanh_gaussian_sample
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.rng import Rng
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.dreamer import Dreamer
-from rl_training.algorithms.dreamer.acting import DreamerState
 from rl_training.algorithms.dreamer.config import DreamerConfig
-from rl_training.algorithms.dreamer.imagination import Dream, imagine
+from rl_training.algorithms.dreamer.learner import Dream, DreamerState, imagine
 from rl_training.algorithms.optim import Adam, clip_adaptively
 from rl_training.algorithms.sources import SequenceReplay
 from rl_training.data.batch import SequenceBatch

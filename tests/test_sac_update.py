@@ -14,7 +14,7 @@ from helpers.updates import ACT, OBS, B, last_layer, make_batch, make_constant, 
 from rl_training.algorithms.sac import SAC, SPEC, sac_loss
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError, DataError
-from rl_training.models.heads import tanh_gaussian_sample
+from rl_training.models.actor_with_critics import tanh_gaussian_sample
 from rl_training.models.layers import StackedLinear
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.rng import Rng

@@ -28,7 +28,7 @@ from helpers.updates import (
 from rl_training.algorithms.td3_bc import SPEC, TD3BC, td3_bc_loss
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.replay.dataset import DatasetBuffer
-from rl_training.models.mlp_td3 import MLPTD3Model
+from rl_training.models.actor_with_critics import MLPTD3Model
 from rl_training.rng import Rng
 from rl_training.testing.contract import flat_state
 

@@ -24,8 +24,8 @@ from helpers.watching import rows_asked
 from rl_training.algorithms.td3 import SPEC, TD3, td3_loss
 from rl_training.algorithms.td3_bc import TD3BC
 from rl_training.data.batch import TransitionBatch
+from rl_training.models.actor_with_critics import MLPTD3Model
 from rl_training.models.layers import StackedLinear, StackedMLP
-from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.rng import Rng
 
 

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss, networks_of
+from rl_training.algorithms.base import td_target
 from rl_training.algorithms.config import LearningRate
-from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.models import MLPSACModel
-from rl_training.models.heads import tanh_gaussian_log_prob, tanh_gaussian_sample
+from rl_training.models.actor_with_critics import tanh_gaussian_log_prob, tanh_gaussian_sample
 from rl_training.validation import PositiveFloat
 
 

@@ -18,7 +18,7 @@ from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.models.mlp_td3 import MLPTD3Model
+from rl_training.models.actor_with_critics import MLPTD3Model
 from rl_training.rng import Rng
 from rl_training.runtime.compile.runner import Accelerator
 from rl_training.runtime.train import train

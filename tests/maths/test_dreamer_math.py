@@ -18,8 +18,8 @@ from rl_training.algorithms.dreamer.losses import (
     path_weights,
     quantile,
 )
-from rl_training.models.latents import CategoricalLatent, GaussianLatent, mixed_log_probs
-from rl_training.models.symlog import TwoHot, symexp, symlog
+from rl_training.models.dreamer import TwoHot, symexp, symlog
+from rl_training.models.rssm import CategoricalLatent, GaussianLatent, mixed_log_probs
 from rl_training.rng import Rng
 
 CPU = torch.device("cpu")

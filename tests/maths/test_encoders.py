@@ -12,7 +12,6 @@ from rl_training.algorithms.dqn import DQN, dqn_networks
 from rl_training.algorithms.ppo import PPO, ppo_networks
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError, SpecMismatch
-from rl_training.models.conv import StackedConv2d
 from rl_training.models.encoders import (
     EncoderName,
     EncoderOptions,
@@ -22,7 +21,7 @@ from rl_training.models.encoders import (
     check_image,
     make_encoder,
 )
-from rl_training.models.layers import noisy_layers
+from rl_training.models.layers import StackedConv2d, noisy_layers
 from rl_training.models.precision import set_precision
 from rl_training.rng import Rng
 

@@ -8,14 +8,10 @@ import pytest
 import torch
 from torch import Tensor, distributions
 
-from rl_training.models.heads import (
-    categorical_log_prob_entropy,
-    gaussian_log_prob,
-    gumbel_sample,
-    tanh_gaussian_sample,
-)
+from rl_training.models.actor_with_critics import tanh_gaussian_sample
+from rl_training.models.heads import categorical_log_prob_entropy, gaussian_log_prob, gumbel_sample
 from rl_training.models.mlp_actor_critic import MLPActorCriticModel
-from rl_training.models.mlp_sac import LOG_STD_MAX, LOG_STD_MIN, MLPSACModel
+from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.rng import Rng
 
 
@@ -171,4 +167,5 @@ def test_gaussian_policy_samples_around_its_mode() -> None:
 def test_sac_policy_bounds_its_log_std() -> None:
     model = MLPSACModel(1, 2, (16,), rng=Rng((0,), "m"))
     log_std = model.policy(torch.tensor([[[1e6], [-1e6], [0.0]]]))[1]
-    assert LOG_STD_MIN <= log_std.min().item() <= log_std.max().item() <= LOG_STD_MAX
+    low, high = MLPSACModel.log_std_range
+    assert low <= log_std.min().item() <= log_std.max().item() <= high

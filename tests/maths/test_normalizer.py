@@ -12,8 +12,8 @@ from rl_training.algorithms.dynamics.loss import fit_statistics
 from rl_training.algorithms.td3_bc import TD3BC
 from rl_training.data.normalizer import RunningNorm, divisor
 from rl_training.data.replay.dataset import DatasetBuffer
+from rl_training.models.actor_with_critics import MLPTD3Model
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
-from rl_training.models.mlp_td3 import MLPTD3Model
 from rl_training.ope.fitted_q import _standardized
 from rl_training.ope.fqe import ValueUnits
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import frozen_copy, polyak_update
 from rl_training.algorithms.config import LRSchedule
-from rl_training.algorithms.optim import Adam, RMSprop, clip_per_seed
-from rl_training.algorithms.schedules import learning_rate_factor, linear
+from rl_training.algorithms.optim import Adam, RMSprop, clip_per_seed, learning_rate_factor, linear
 from rl_training.errors import CheckpointError
 from rl_training.rng import Rng
 from rl_training.runtime.compile.trace import Source, trace_once

@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from rl_training.errors import SpecMismatch
-from rl_training.models.conv import StackedConvTranspose2d
-from rl_training.models.dreamer import SIZES, DreamerActor, DreamerCritic, LatentKind, WorldModel
-from rl_training.models.latents import one_hot_argmax
-from rl_training.models.layers import BLOCK_ROWS
-from rl_training.models.normed import scaled_init
-from rl_training.models.rssm import RSSMState
-from rl_training.models.world_encoders import BLOCK_IMAGES, halvings
+from rl_training.models.dreamer import (
+    BLOCK_IMAGES,
+    SIZES,
+    DreamerActor,
+    DreamerCritic,
+    LatentKind,
+    WorldModel,
+    halvings,
+)
+from rl_training.models.layers import BLOCK_ROWS, StackedConvTranspose2d, scaled_init
+from rl_training.models.rssm import RSSMState, one_hot_argmax
 from rl_training.rng import Rng
 
 KINDS: tuple[LatentKind, ...] = ("categorical", "gaussian")

@@ -23,14 +23,17 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.actor_critic import Loss
+from rl_training.algorithms.base import td_target
 from rl_training.algorithms.config import LearningRate
-from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.sac import SAC, SACConfig, sac_loss, sac_networks
 from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
-from rl_training.models.heads import tanh_gaussian_log_prob, tanh_gaussian_sample
-from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.models.actor_with_critics import (
+    MLPSACModel,
+    tanh_gaussian_log_prob,
+    tanh_gaussian_sample,
+)
 from rl_training.validation import NonNegativeInt, PositiveFloat, PositiveInt
 
 CLONING, IMPROVING = 0, 1

@@ -19,14 +19,14 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss, networks_of
-from rl_training.algorithms.base import StepOutput, polyak_update
+from rl_training.algorithms.base import StepOutput, polyak_update, td_target, weighted_mean
 from rl_training.algorithms.config import LearningRate, LRSchedule
-from rl_training.algorithms.losses import expectile_loss, td_target, weighted_mean
-from rl_training.algorithms.schedules import learning_rate_factor
+from rl_training.algorithms.losses import expectile_loss
+from rl_training.algorithms.optim import learning_rate_factor
 from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
-from rl_training.models.mlp_iql import MLPIQLModel
+from rl_training.models.actor_with_critics import MLPIQLModel
 from rl_training.validation import NonNegativeFloat, PositiveFloat
 
 
@@ -71,7 +71,7 @@ class IQL(ActorCritic):
         super().set_progress(progress)
         schedule, actor = self.config.actor_lr_schedule, self.actor_optimizer
         if schedule is not None:
-            factor = learning_rate_factor(schedule, self.progress)
+            factor = self.rate_factor * learning_rate_factor(schedule, self.progress)
             actor.rate.set(actor.base_learning_rate * factor)
 
     def step(self, batch: TransitionBatch) -> StepOutput:

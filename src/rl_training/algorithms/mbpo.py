@@ -32,8 +32,8 @@ from rl_training.algorithms.sac import SAC, SACConfig
 from rl_training.algorithms.sources import TransitionReplay
 from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import TransitionBatch
+from rl_training.models.actor_with_critics import MLPSACModel
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
-from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.validation import LARGEST_INT, PositiveInt
 
 TwoOrMore = Annotated[int, Field(ge=2, le=LARGEST_INT)]

@@ -35,8 +35,8 @@ from rl_training.algorithms.sac import SAC, SACConfig
 from rl_training.algorithms.sources import OfflineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import TransitionBatch
+from rl_training.models.actor_with_critics import MLPSACModel
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
-from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.validation import NonNegativeFloat, PositiveInt
 
 __all__ = ["MOPO", "SPEC", "MOPOConfig", "mopo_model_loss"]

@@ -4,15 +4,20 @@ One fused call of Adam updates all tensors of a network, without the per-paramet
 host reads of `torch.optim`.  Because both are element-wise, one optimizer over `[S, ...]` tensors
 is S separate ones; only norm clipping mixes elements, and is done per seed.  The step size may
 differ between seeds.
+
+Schedules are functions of progress, the share of the *planned* run that is done, in [0, 1].  A run
+that is extended keeps its plan: beyond it every schedule stays at its end.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from rl_training.algorithms.config import LRSchedule
 from rl_training.state import PerSeed, Scalar, Stateful, copy_tensor, require_same_keys
 
 
@@ -257,3 +262,21 @@ def minimize_together(loss: Tensor, optimizers: Sequence[Adam]) -> None:
 def seed_view(values: Tensor, ndim: int) -> Tensor:
     """View `[S]` as `[S, 1, ...]` with `ndim` axes, to stand beside tensors of that many."""
     return values.view(-1, *[1] * (ndim - 1))
+
+
+def linear(start: float, end: float, progress: float) -> float:
+    """Go from `start` to `end` in a straight line."""
+    return start + (end - start) * min(max(progress, 0.0), 1.0)
+
+
+def learning_rate_factor(schedule: LRSchedule, progress: float) -> float:
+    """Return the factor on the base learning rate."""
+    if schedule.type == "linear":
+        return linear(schedule.start, schedule.end, progress)
+    if schedule.type == "cosine":
+        bend = 0.5 * (1 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
+        return schedule.end + (schedule.start - schedule.end) * bend
+    if schedule.type == "step":
+        passed = sum(progress >= milestone for milestone in schedule.milestones)
+        return schedule.start * schedule.gamma**passed
+    return schedule.start

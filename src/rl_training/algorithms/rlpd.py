@@ -22,7 +22,7 @@ from rl_training.algorithms.sac import SAC, SACConfig, sac_loss, sac_networks
 from rl_training.algorithms.sources import PriorSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import TransitionBatch
-from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.models.actor_with_critics import MLPSACModel
 from rl_training.validation import NonNegativeInt, Number, PositiveInt
 
 PRETRAINING = 2

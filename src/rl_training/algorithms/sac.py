@@ -23,13 +23,12 @@ from rl_training.algorithms.actor_critic import (
     Loss,
     networks_of,
 )
+from rl_training.algorithms.base import td_target
 from rl_training.algorithms.config import LearningRate
-from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.sources import TransitionReplay
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
-from rl_training.models.heads import tanh_gaussian_sample
-from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.models.actor_with_critics import MLPSACModel, tanh_gaussian_sample
 from rl_training.validation import Number, PositiveFloat, Settings
 
 

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss, networks_of
-from rl_training.algorithms.base import ActingState, frozen_copy, polyak_update
+from rl_training.algorithms.base import ActingState, frozen_copy, polyak_update, td_target
 from rl_training.algorithms.config import LearningRate
-from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.sources import TransitionReplay
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
-from rl_training.models.mlp_td3 import MLPTD3Model
+from rl_training.models.actor_with_critics import MLPTD3Model
 from rl_training.validation import NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
 
 

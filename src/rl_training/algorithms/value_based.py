@@ -22,8 +22,8 @@ from rl_training.algorithms.base import (
     polyak_update,
 )
 from rl_training.algorithms.config import AlgoConfig
+from rl_training.algorithms.optim import linear
 from rl_training.algorithms.pixel_config import PixelConfig
-from rl_training.algorithms.schedules import linear
 from rl_training.algorithms.sources import TransitionReplay
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.layers import fresh_noise, noisy_layers

@@ -3,17 +3,16 @@
 No loss and no optimizer lives here.
 """
 
+from rl_training.models.actor_with_critics import MLPIQLModel, MLPSACModel
 from rl_training.models.encoders import MLPEncoder, PixelEncoder, make_encoder
 from rl_training.models.mlp_actor_critic import ActorCriticModel, MLPActorCriticModel
 from rl_training.models.mlp_fqf_network import MLPFQFNetwork
 from rl_training.models.mlp_gail_discriminator import MLPGAILDiscriminator
-from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.models.mlp_iqn_network import MLPIQNNetwork
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
 from rl_training.models.mlp_policy import MLPPolicyModel
 from rl_training.models.mlp_q_network import MLPQNetwork, QNetwork
 from rl_training.models.mlp_qr_dqn_network import MLPQRDQNNetwork
-from rl_training.models.mlp_sac import MLPSACModel
 
 __all__ = [
     "ActorCriticModel",

@@ -1,4 +1,9 @@
-"""What the networks of off-policy actor-critics share: an actor and an ensemble of critics."""
+"""Networks of off-policy actor-critics: an actor over continuous actions and critics beside it.
+
+`MLPSACModel` has the tanh-Gaussian policy of the soft family, whose density is here too,
+`MLPTD3Model` a deterministic one, `MLPIQLModel` a Gaussian and a state value.
+Shapes: S seeds, N critics, B batch, A action.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from rl_training.models.heads import LOG_2, LOG_SQRT_2PI, gaussian_log_prob
 from rl_training.models.layers import StackedMLP
 from rl_training.rng import Rng
 
@@ -73,3 +80,77 @@ class ActorWithCritics(nn.Module):
         network, x = critic or self.critic, torch.cat((obs, action), -1)
         q: Tensor = network.forward(x) if members is None else network.forward(x, members)
         return q.squeeze(-1)
+
+
+def tanh_gaussian_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Squash a Gaussian sample by tanh.
+
+    The log density subtracts `log(1 - tanh(u)^2)`, written as `2 (log 2 - u - softplus(-2u))`,
+    which stays finite for large u (Haarnoja et al., 2018, App. C of arXiv:1801.01290).
+
+    Returns:
+        The action in (-1, 1) `[..., A]` and its log density `[...]`.
+    """
+    pre_tanh = mean + log_std.exp() * noise
+    # What does not depend on the sample is taken out of the sum over action dimensions.
+    constant = mean.shape[-1] * (LOG_SQRT_2PI + 2 * LOG_2)
+    half_log_det = pre_tanh + functional.softplus(-2 * pre_tanh)
+    log_prob = (2 * half_log_det - log_std - 0.5 * noise.square()).sum(-1) - constant
+    return torch.tanh(pre_tanh), log_prob
+
+
+def tanh_gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+    """Log density `[...]` of a given action in [-1, 1] under the squashed Gaussian.
+
+    Actions at the bounds have infinite `atanh`; they are moved inside by 1e-6.
+    """
+    pre_tanh = torch.atanh(action.clamp(-1 + 1e-6, 1 - 1e-6))
+    noise = (pre_tanh - mean) * torch.exp(-log_std)
+    log_det = 2 * (LOG_2 - pre_tanh - functional.softplus(-2 * pre_tanh))
+    return gaussian_log_prob(noise, log_std) - log_det.sum(-1)
+
+
+class MLPSACModel(ActorWithCritics):
+    """Policy `obs -> (mean, log_std)` and critics `(obs, action) -> Q`, for S seeds."""
+
+    outputs_per_action = 2
+    log_std_range: ClassVar[tuple[float, float]] = (-20.0, 2.0)
+
+    def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log standard deviation before the tanh, each `[S, B, A]`."""
+        mean, log_std = self.actor.forward(obs).chunk(2, -1)
+        return mean, log_std.clamp(*self.log_std_range)
+
+
+class MLPTD3Model(ActorWithCritics):
+    """Policy `obs -> action in (-1, 1)` and critics `(obs, action) -> Q`, for S seeds."""
+
+    def policy(self, obs: Tensor, actor: nn.Module | None = None) -> Tensor:
+        """Return the action `[S, B, A]`, by `actor` (a target) or the model's own."""
+        return torch.tanh((actor or self.actor).forward(obs))
+
+
+class MLPIQLModel(ActorWithCritics):
+    """Policy, critics `(obs, action) -> Q` and value `obs -> V`, for S seeds."""
+
+    log_std_range: ClassVar[tuple[float, float]] = (-5.0, 2.0)
+
+    def build_more(self, hidden_sizes: Sequence[int], rng: Rng) -> None:
+        """Build the value, and the deviation of the policy, which does not depend on the state."""
+        deviation = torch.zeros(rng.num_seeds, 1, self.action_dim, device=rng.device)
+        self.log_std = nn.Parameter(deviation)
+        self.value_net = StackedMLP((self.obs_dim, *hidden_sizes, 1), rng)
+
+    def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean `[S, B, A]` in (-1, 1) and log standard deviation `[S, 1, A]`."""
+        mean = torch.tanh(self.actor.forward(obs))
+        return mean, self.log_std.clamp(*self.log_std_range)
+
+    def log_prob(self, obs: Tensor, action: Tensor) -> Tensor:
+        """Return the log density `[S, B]` of actions; the Gaussian itself is not squashed."""
+        mean, log_std = self.policy(obs)
+        return gaussian_log_prob((action - mean) * torch.exp(-log_std), log_std)
+
+    def value(self, obs: Tensor) -> Tensor:
+        """Return V(s), `[S, B]`."""
+        return self.value_net.forward(obs).squeeze(-1)

@@ -1,34 +1,50 @@
 """The networks of Dreamer: world model, actor and critic, for S seeds, in named sizes.
 
 Actions go through the networks as vectors `[..., A]`: one-hot for discrete ones.
-Shapes: S seeds, B batch, T steps, A action, F features of a state, K bins.
+
+An encoder maps observations `[S, B, ...]` to an embedding `[S, B, E]`; a decoder maps features
+`[S, B, F]` to a prediction in the same units that `target` gives of an observation, and its `loss`
+is the squared distance, summed over an observation.  Images are divided by 255, vectors squeezed by
+`symlog(x) = sign(x) log(|x| + 1)` (Robust predictions in arXiv:2301.04104).
+
+Reward and value are predicted as the mean of a categorical distribution over bins from
+`symexp(-20)` to `symexp(20)`; a target puts weight on the two bins around it so that their mean is
+the target.
+Shapes: S seeds, B batch, T steps, A action, E embedding, F features of a state, K bins;
+of images C channels, H height, W width.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from rl_training.errors import SpecMismatch
 from rl_training.models.heads import LOG_SQRT_2PI, gaussian_log_prob
-from rl_training.models.latents import (
+from rl_training.models.layers import (
+    NormedMLP,
+    StackedConv2d,
+    StackedConvTranspose2d,
+    StackedLinear,
+    StackedRMSNorm,
+    in_blocks,
+    scaled_init,
+)
+from rl_training.models.rssm import (
+    RSSM,
     CategoricalLatent,
     GaussianLatent,
     Latent,
+    RSSMSequence,
     mixed_log_probs,
     one_hot_argmax,
-)
-from rl_training.models.normed import NormedMLP
-from rl_training.models.rssm import RSSM, RSSMSequence
-from rl_training.models.symlog import TwoHot
-from rl_training.models.world_encoders import (
-    ImageDecoder,
-    ImageEncoder,
-    VectorDecoder,
-    VectorEncoder,
 )
 from rl_training.rng import Rng
 
@@ -38,6 +54,12 @@ UNIFORM_MIX = 0.01
 """Share of the uniform distribution in every categorical one."""
 LEAST_STD, LARGEST_STD = 0.1, 1.0
 """Deviations of a policy over continuous actions."""
+OUTPUT_SCALE = 0.01
+"""Scale of the initial weights of the last layer of images."""
+BLOCK_IMAGES = 128
+"""Images that go through all convolutions at a time on a CPU."""
+SMALLEST = 4
+"""Height and width below which an image is not halved again: 64 becomes 4 in four steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +95,219 @@ SIZES: dict[str, DreamerSize] = {
         deter=1024, hidden=512, units=512, layers=3, depth=32, groups=32, classes=32
     ),
 }
+
+
+def symlog(x: Tensor) -> Tensor:
+    """Compress: the identity near 0, a logarithm far from it."""
+    return x.sign() * torch.log1p(x.abs())
+
+
+def symexp(x: Tensor) -> Tensor:
+    """Undo `symlog`."""
+    return x.sign() * torch.expm1(x.abs())
+
+
+class TwoHot(nn.Module):
+    """Categorical distributions over `num_bins` numbers that stand for their mean."""
+
+    bins: Tensor
+
+    def __init__(self, num_bins: int, largest: float = 20.0, device: torch.device | str = "cpu"):
+        """Lay out the bins.
+
+        Args:
+            num_bins: K, odd, so that one bin is 0.
+            largest: symlog of the largest bin.
+            device: Where they lie.
+        """
+        super().__init__()
+        assert num_bins % 2 == 1
+        self.num_bins = num_bins
+        positive = symexp(torch.linspace(0.0, largest, num_bins // 2 + 1, dtype=torch.float64))
+        bins = torch.cat((-positive[1:].flip(0), positive)).float().to(device)
+        # Not saved: a constant.
+        self.register_buffer("bins", bins, persistent=False)
+
+    def start_logits(self) -> Tensor:
+        """Return logits `[K]` of a distribution to begin with: mean 0, far bins improbable.
+
+        `-|symlog(bin)|` gives every bin the same share in the mean.  From equal logits a rounding
+        error of the largest bin's probability is a thousandfold of a usual reward, until learning
+        has made that bin improbable.
+        """
+        return -symlog(self.bins).abs()
+
+    def mean(self, logits: Tensor) -> Tensor:
+        """Return the mean `[...]` of distributions `[..., K]`.
+
+        Bins of opposite sign are taken together: added up one after the other, uniform logits would
+        give rounding errors of the largest bin in place of 0.
+        """
+        middle = self.num_bins // 2
+        probs = torch.softmax(logits, -1)
+        difference = probs[..., middle + 1 :] - probs[..., :middle].flip(-1)
+        return (difference * self.bins[middle + 1 :]).sum(-1)
+
+    def weights(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the bin below each number `[...]`, int64, and the weight of the one above it."""
+        target = target.clamp(self.bins[0], self.bins[-1])
+        below = (torch.bucketize(target, self.bins, right=True) - 1).clamp(0, self.num_bins - 2)
+        low, high = self.bins[below], self.bins[below + 1]
+        return below, (target - low) / (high - low)
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy `[...]` between the two-hot target `[...]` and `[..., K]`."""
+        below, upper = self.weights(target)
+        log_probs = functional.log_softmax(logits, -1)
+        places = torch.stack((below, below + 1), -1)
+        low, high = log_probs.gather(-1, places).unbind(-1)
+        return -torch.lerp(low, high, upper)
+
+
+def halvings(height: int, width: int) -> list[tuple[int, int]]:
+    """Return the sizes of an image, each half of the one before, down to the last."""
+    sizes = [(height, width)]
+    while min(sizes[-1]) >= 2 * SMALLEST:
+        sizes.append((sizes[-1][0] // 2, sizes[-1][1] // 2))
+    return sizes
+
+
+class ImageEncoder(nn.Module):
+    """Convolutions of kernel 4 and stride 2 with twice as many channels each time."""
+
+    def __init__(self, obs_shape: Sequence[int], depth: int, rng: Rng, scale: float) -> None:
+        """Build the layers.
+
+        Args:
+            obs_shape: `[C, H, W]`.
+            depth: Channels of the first convolution.
+            rng: Source of the initial weights.
+            scale: Factor on the pixels.
+
+        Raises:
+            SpecMismatch: When channels come last, or the image is too small.
+        """
+        super().__init__()
+        channels, height, width = obs_shape
+        if width < channels and width <= 16:
+            raise SpecMismatch(
+                f"images of shape {tuple(obs_shape)} look as if channels came last, but [channels, "
+                "height, width] is needed; set env_kwargs.wrappers.pixels.channel_first to true"
+            )
+        if min(height, width) < 2 * SMALLEST:
+            raise SpecMismatch(
+                f"images of shape {tuple(obs_shape)} are smaller than the {2 * SMALLEST} pixels in "
+                "height and width that a world model takes; set env_kwargs.wrappers.pixels."
+                "resize_shape to more"
+            )
+        self.scale, self.sizes = scale, halvings(height, width)
+        widths = [channels, *(depth * 2**stage for stage in range(len(self.sizes) - 1))]
+        self.layers = nn.ModuleList(
+            StackedConv2d(i, o, 4, rng, stride=2, padding=1, init=scaled_init(1.0))
+            for i, o in pairwise(widths)
+        )
+        self.norms = nn.ModuleList(StackedRMSNorm(o, rng, channels=True) for o in widths[1:])
+        self.last_shape = (widths[-1], *self.sizes[-1])
+        self.embedding_dim = math.prod(self.last_shape)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Embed images `[S, B, C, H, W]`, giving `[S, B, E]`."""
+        return in_blocks(self._whole, obs, BLOCK_IMAGES, axis=1)
+
+    def _whole(self, obs: Tensor) -> Tensor:
+        x = obs.to(torch.float32) * self.scale
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = functional.silu(norm(layer(x)))
+        return x.flatten(2)
+
+
+class ImageDecoder(nn.Module):
+    """The encoder's mirror image: transposed convolutions up to the size of the observation."""
+
+    def __init__(self, encoder: ImageEncoder, channels: int, features: int, rng: Rng) -> None:
+        super().__init__()
+        self.scale, self.sizes, self.first_shape = (
+            encoder.scale,
+            encoder.sizes,
+            encoder.last_shape,
+        )
+        stages = len(self.sizes) - 1
+        last = encoder.last_shape[0]
+        widths = [last // 2**stage for stage in range(stages)] + [channels]
+        self.first = StackedLinear(features, math.prod(self.first_shape), rng, (), scaled_init(1.0))
+        self.first_norm = StackedRMSNorm(last, rng, channels=True)
+        # A last layer near 0 begins with a black image: noise of unit size would have to be
+        # unlearned first, and what the encoder can tell of small things with it.
+        scales = [1.0] * (stages - 1) + [OUTPUT_SCALE]
+        self.layers = nn.ModuleList(
+            StackedConvTranspose2d(i, o, 4, rng, stride=2, padding=1, init=scaled_init(scale))
+            for (i, o), scale in zip(pairwise(widths), scales, strict=True)
+        )
+        self.norms = nn.ModuleList(StackedRMSNorm(o, rng, channels=True) for o in widths[1:-1])
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Predict images `[S, B, C, H, W]`, in the units of `target`."""
+        return in_blocks(self._whole, features, BLOCK_IMAGES, axis=1)
+
+    def _whole(self, features: Tensor) -> Tensor:
+        x: Tensor = self.first(features).view(*features.shape[:2], *self.first_shape)
+        x = functional.silu(self.first_norm(x))
+        for index, (layer, size) in enumerate(zip(self.layers, self.sizes[-2::-1], strict=True)):
+            x = layer(x, *size)
+            if index < len(self.norms):
+                x = functional.silu(self.norms[index](x))
+        return x.float()
+
+    def target(self, obs: Tensor) -> Tensor:
+        """Return what a prediction is compared with."""
+        return obs.to(torch.float32) * self.scale
+
+    def observation(self, prediction: Tensor) -> Tensor:
+        """Return a prediction in the units of observations."""
+        return prediction / self.scale
+
+    def loss(self, prediction: Tensor, obs: Tensor) -> Tensor:
+        """Squared distance, summed over an image, `[S, B]`."""
+        return (prediction - self.target(obs)).square().flatten(2).sum(-1)
+
+
+class VectorEncoder(nn.Module):
+    """An MLP on symlog of the observation."""
+
+    def __init__(self, obs_dim: int, units: int, layers: int, rng: Rng) -> None:
+        super().__init__()
+        self.layers = NormedMLP((obs_dim, *[units] * layers), rng)
+        self.norm = StackedRMSNorm(units, rng)
+        self.embedding_dim = units
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Embed vectors `[S, B, I]`, giving `[S, B, E]`."""
+        return functional.silu(self.norm(self.layers(symlog(obs.to(torch.float32)))))
+
+
+class VectorDecoder(nn.Module):
+    """An MLP that predicts symlog of the observation."""
+
+    def __init__(self, features: int, units: int, layers: int, obs_dim: int, rng: Rng) -> None:
+        super().__init__()
+        self.layers = NormedMLP((features, *[units] * layers, obs_dim), rng)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Predict `[S, B, I]`."""
+        prediction: Tensor = self.layers(features)
+        return prediction
+
+    def target(self, obs: Tensor) -> Tensor:
+        """Return what a prediction is compared with."""
+        return symlog(obs.to(torch.float32))
+
+    def observation(self, prediction: Tensor) -> Tensor:
+        """Return a prediction in the units of observations."""
+        return symexp(prediction)
+
+    def loss(self, prediction: Tensor, obs: Tensor) -> Tensor:
+        """Squared distance of symlogs, summed over an observation, `[S, B]`."""
+        return (prediction - self.target(obs)).square().sum(-1)
 
 
 def make_latent(kind: LatentKind, size: DreamerSize) -> Latent:

@@ -16,8 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.errors import ConfigError, SpecMismatch
-from rl_training.models.conv import StackedConv2d, max_pool
-from rl_training.models.layers import Init, StackedLinear, StackedMLP, StackedNoisyLinear
+from rl_training.models.layers import (
+    Init,
+    StackedConv2d,
+    StackedLinear,
+    StackedMLP,
+    StackedNoisyLinear,
+    max_pool,
+)
 from rl_training.models.layers import orthogonal_init as orthogonal
 from rl_training.rng import Rng
 

@@ -1,6 +1,8 @@
 """Layers with leading axes: many seeds, or many seeds of many critics, in one batched product.
 
-Shapes: S seeds, N ensemble members, B batch, I inputs, O outputs.
+Linear maps, convolutions, normalisations, and the perceptrons made of them.
+Shapes: S seeds, N ensemble members, B batch, I inputs, O outputs; of images C channels in,
+O channels out, H height, W width.
 Parameters are `[S, ...]` or `[S, N, ...]`; a forward pass maps `[*lead, B, I]` to `[*lead, B, O]`.
 With S = N = 1 a batched product costs the same as a plain one.
 """
@@ -25,6 +27,8 @@ from rl_training.rng import Rng
 Activation = Callable[[Tensor], Tensor]
 Init = Callable[[Rng, tuple[int, ...], int, int], Tensor]
 """Draws weights `[S, *members, I, O]` from (rng, members, outputs, inputs)."""
+RMS_EPS = 1e-4
+"""Added to the mean square before its root is taken."""
 SIGMA_START = 0.5
 """Initial scale of factorised noise times the square root of a layer's inputs (Section 3.2)."""
 
@@ -87,6 +91,18 @@ def orthogonal_init(gain: float) -> Init:
         q = q * torch.diagonal(r, dim1=-2, dim2=-1).sign().unsqueeze(-2)
         weight: Tensor = gain * (q if inputs >= outputs else q.mT).contiguous()
         return weight
+
+    return init
+
+
+def scaled_init(scale: float) -> Init:
+    """Return an initialiser: normal, cut at two deviations, of variance scale^2 / inputs."""
+
+    def init(rng: Rng, members: tuple[int, ...], outputs: int, inputs: int) -> Tensor:
+        # Cut at two deviations, a standard normal has this deviation left.
+        return rng.truncated_normal(*members, inputs, outputs) * (
+            scale / (0.8796 * math.sqrt(inputs))
+        )
 
     return init
 
@@ -223,6 +239,29 @@ class StackedLayerNorm(nn.Module):
         return torch.addcmul(shift, functional.layer_norm(x, (self.size,)), scale)
 
 
+class StackedRMSNorm(nn.Module):
+    """Division by the root of the mean square (Zhang & Sennrich, 2019), with a learned scale."""
+
+    def __init__(self, size: int, rng: Rng, *, channels: bool = False) -> None:
+        """Build the layer.
+
+        Args:
+            size: Entries that are normalised together.
+            rng: Gives the number of seeds and the device.
+            channels: Normalise `[S, B, C, H, W]` over C in place of `[S, B, I]` over I.
+        """
+        super().__init__()
+        self.size, self.channels = size, channels
+        shape = (size, 1, 1) if channels else (size,)
+        self.scale = nn.Parameter(torch.ones(rng.num_seeds, 1, *shape, device=rng.device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keep the shape."""
+        axis = -3 if self.channels else -1
+        x = x.float()
+        return x * torch.rsqrt(x.square().mean(axis, keepdim=True) + RMS_EPS) * self.scale
+
+
 BLOCK_ROWS = 1024
 """Vectors that a network takes through all of its layers at a time on a CPU."""
 
@@ -343,3 +382,166 @@ class StackedMLP(nn.Module):
                     hidden = self.activation(hidden)
             outputs.append(hidden)
         return torch.stack(outputs).unsqueeze(0).float()
+
+
+class NormedMLP(nn.Module):
+    """Hidden layers of linear map, RMS normalisation and SiLU, then a linear output."""
+
+    def __init__(self, sizes: Sequence[int], rng: Rng, *, output_scale: float = 1.0) -> None:
+        """Build the layers.
+
+        Args:
+            sizes: Inputs, hidden widths, outputs.
+            rng: Source of the initial weights.
+            output_scale: Scale of the initial weights of the output; 0 begins with zeros.
+        """
+        super().__init__()
+        hidden = sizes[:-1]
+        self.layers = nn.ModuleList(
+            StackedLinear(inputs, outputs, rng, (), scaled_init(1.0))
+            for inputs, outputs in pairwise(hidden)
+        )
+        self.norms = nn.ModuleList(StackedRMSNorm(width, rng) for width in hidden[1:])
+        self.output = StackedLinear(hidden[-1], sizes[-1], rng, (), scaled_init(output_scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `[S, B, I]` to `[S, B, O]`."""
+        return in_blocks(self._whole, x, BLOCK_ROWS, axis=1)
+
+    def _whole(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = functional.silu(norm(layer(x)))
+        output: Tensor = self.output(x)
+        return output.float()
+
+
+class StackedConv2d(nn.Module):
+    """Convolutions side by side: weight `[S, O, C, k, k]`, bias `[S, O]`."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        rng: Rng,
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        init: Init | None = None,
+    ) -> None:
+        """Build the layer.
+
+        Args:
+            inputs: C.
+            outputs: O.
+            kernel: Height and width of the kernel.
+            rng: Source of the initial weights; its number of seeds is S.
+            stride: Pixels between two places of the kernel.
+            padding: Zeros around the image.
+            init: Draws the weights as those of a linear layer over the kernel's inputs, with zero
+                biases; None is uniform, PyTorch's own default, for both.
+        """
+        super().__init__()
+        self.stride, self.padding = stride, padding
+        fan_in = inputs * kernel * kernel
+        flat = (init or uniform_init)(rng, (), outputs, fan_in)  # [S, C k k, O]
+        # Contiguous, as gradients are: optimizers run over the memory of both side by side.
+        weight = flat.mT.contiguous().view(-1, outputs, inputs, kernel, kernel)
+        self.weight = nn.Parameter(weight)
+        bias = torch.zeros(rng.num_seeds, outputs, device=rng.device)
+        if init is None:
+            bias = (rng.uniform(outputs) * 2 - 1) / math.sqrt(fan_in)
+        self.bias = nn.Parameter(bias)
+        self.compute_dtype: torch.dtype | None = None
+        """Format of the product and its result; None is that of the parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `[S, B, C, H, W]` to `[S, B, O, H', W']`."""
+        dtype = self.compute_dtype or self.weight.dtype
+        x, weight, bias = x.to(dtype), self.weight.to(dtype), self.bias.to(dtype)
+        if x.shape[0] == 1 or x.device.type == "cpu":
+            return self._one_by_one(x, weight, bias)
+        S, B, C, H, W = x.shape
+        joined = x.transpose(0, 1).reshape(B, S * C, H, W)
+        out = functional.conv2d(
+            joined, weight.flatten(0, 1), bias.flatten(), self.stride, self.padding, groups=S
+        )
+        return out.view(B, S, -1, *out.shape[-2:]).transpose(0, 1)
+
+    def _one_by_one(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """One seed is a plain convolution; on a CPU several are faster so than as groups."""
+        images = [x[seed] for seed in range(x.shape[0])]
+        if x.device.type == "cpu":
+            # With channels innermost the gradients take two thirds of the time.
+            images = [image.contiguous(memory_format=torch.channels_last) for image in images]
+        outputs = [
+            functional.conv2d(image, weight[seed], bias[seed], self.stride, self.padding)
+            for seed, image in enumerate(images)
+        ]
+        return outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)
+
+
+class StackedConvTranspose2d(nn.Module):
+    """Transposed convolutions side by side: weight `[S, C, O, k, k]`, bias `[S, O]`."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        rng: Rng,
+        *,
+        stride: int,
+        padding: int,
+        init: Init,
+    ) -> None:
+        """Build the layer.
+
+        Args:
+            inputs: C.
+            outputs: O.
+            kernel: Height and width of the kernel.
+            rng: Source of the initial weights; its number of seeds is S.
+            stride: Pixels between two places of the kernel in the larger image.
+            padding: Pixels that are cut off around it.
+            init: Draws the weights as those of a linear layer with the inputs that meet in one
+                pixel; biases are 0.
+        """
+        super().__init__()
+        self.stride, self.padding = stride, padding
+        overlap = max(kernel // stride, 1) ** 2
+        flat = init(rng, (), outputs * kernel * kernel // overlap, inputs * overlap)
+        weight = flat.reshape(-1, inputs, outputs, kernel, kernel)
+        self.weight = nn.Parameter(weight.contiguous())
+        self.bias = nn.Parameter(torch.zeros(rng.num_seeds, outputs, device=rng.device))
+        self.compute_dtype: torch.dtype | None = None
+        """Format of the product and its result; None is that of the parameters."""
+
+    def forward(self, x: Tensor, height: int, width: int) -> Tensor:
+        """Map `[S, B, C, H, W]` to `[S, B, O, height, width]`, twice as large or one more."""
+        dtype = self.compute_dtype or self.weight.dtype
+        x, weight, bias = x.to(dtype), self.weight.to(dtype), self.bias.to(dtype)
+        fill = (height - self._size(x.shape[-2]), width - self._size(x.shape[-1]))
+        if x.shape[0] == 1 or x.device.type == "cpu":
+            outputs = [
+                functional.conv_transpose2d(
+                    x[seed], weight[seed], bias[seed], self.stride, self.padding, fill
+                )
+                for seed in range(x.shape[0])
+            ]
+            return outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)
+        S, B, C, H, W = x.shape
+        joined = x.transpose(0, 1).reshape(B, S * C, H, W)
+        out = functional.conv_transpose2d(
+            joined, weight.flatten(0, 1), bias.flatten(), self.stride, self.padding, fill, groups=S
+        )
+        return out.view(B, S, -1, height, width).transpose(0, 1)
+
+    def _size(self, length: int) -> int:
+        return (length - 1) * self.stride - 2 * self.padding + self.weight.shape[-1]
+
+
+def max_pool(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
+    """Take the largest value under each place of the kernel, `[S, B, C, H', W']`."""
+    pooled = functional.max_pool2d(x.flatten(0, 1), kernel, stride, padding)
+    return pooled.view(*x.shape[:2], *pooled.shape[1:])

@@ -9,9 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from rl_training.models.conv import StackedConv2d, StackedConvTranspose2d
 from rl_training.models.fused_mlp import Precision
-from rl_training.models.layers import StackedLinear, StackedMLP
+from rl_training.models.layers import (
+    StackedConv2d,
+    StackedConvTranspose2d,
+    StackedLinear,
+    StackedMLP,
+)
 
 
 def set_precision(learner: Any, precision: Precision) -> None:

@@ -10,7 +10,7 @@ from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.results import EvalResult, TrainingInterrupted, TrainResult
 
 if TYPE_CHECKING:
-    from rl_training.algorithms.schedules import learning_rate_factor, linear
+    from rl_training.algorithms.optim import learning_rate_factor, linear
     from rl_training.runtime.early_stopping import StopRule
 
 __all__ = [
@@ -27,8 +27,8 @@ __all__ = [
 # Loaded when first used, so that commands that only read runs start without PyTorch.
 _LATER = {
     "StopRule": "rl_training.runtime.early_stopping",
-    "learning_rate_factor": "rl_training.algorithms.schedules",
-    "linear": "rl_training.algorithms.schedules",
+    "learning_rate_factor": "rl_training.algorithms.optim",
+    "linear": "rl_training.algorithms.optim",
 }
 
 

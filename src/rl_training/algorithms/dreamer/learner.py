@@ -3,7 +3,8 @@
 A recurrent state-space model learns to predict observations, rewards and ends of episodes from
 sequences of experience.  Policy and value learn in imagined continuations of every state that was
 seen.
-Shapes: S seeds, B sequences, T steps, N = B T starts, H horizon, A action, F features, K bins.
+Shapes: S seeds, n environments, B sequences, T steps, N = B T starts, H horizon, A action,
+F features, K bins, D deterministic, Z stochastic.
 
 Deviations: a plain GRU with RMS normalisation, not one in blocks; Adam with adaptive clipping and a
     step size per network, not one LaProp; the continue head predicts 1 - terminated and the
@@ -14,13 +15,21 @@ Deviations: a plain GRU with RMS normalisation, not one in blocks; Adam with ada
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import StepOutput, frozen_copy, polyak_update
-from rl_training.algorithms.dreamer.acting import ActsFromBelief, encode_action
+from rl_training.algorithms.base import (
+    ActingState,
+    Learner,
+    StepOutput,
+    add_weighted,
+    frozen_copy,
+    polyak_update,
+)
 from rl_training.algorithms.dreamer.config import DreamerConfig
-from rl_training.algorithms.dreamer.imagination import Dream, imagine
 from rl_training.algorithms.dreamer.losses import (
     PercentileRange,
     actor_loss,
@@ -29,25 +38,117 @@ from rl_training.algorithms.dreamer.losses import (
     lambda_return,
     path_weights,
 )
-from rl_training.algorithms.losses import add_weighted
-from rl_training.algorithms.optim import Adam, minimize_together, seed_view
-from rl_training.algorithms.schedules import learning_rate_factor
+from rl_training.algorithms.optim import Adam, learning_rate_factor, minimize_together, seed_view
 from rl_training.algorithms.sources import SequenceReplay
 from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import SequenceBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.dreamer import DreamerActor, DreamerCritic, WorldModel
-from rl_training.models.rssm import RSSMSequence
+from rl_training.models.rssm import RSSMSequence, RSSMState
 from rl_training.rng import Rng
 from rl_training.state import Scalar
 
 
-class Dreamer(ActsFromBelief):
-    """A world model, and an actor-critic that learns inside it."""
+class DreamerState(ActingState):
+    """Of each environment: the belief about where it is, and the last action."""
+
+    def __init__(self, rng: Rng, num_envs: int, deter: int, latent: int, action: int) -> None:
+        """Begin with nothing known.
+
+        Args:
+            rng: Source of latents and actions; a part of this state.
+            num_envs: n.
+            deter: D.
+            latent: Z.
+            action: A.
+        """
+        self.rng = rng
+        lead = (rng.num_seeds, num_envs)
+        self.deter = torch.zeros(*lead, deter, device=rng.device)
+        self.latent = torch.zeros(*lead, latent, device=rng.device)
+        self.action = torch.zeros(*lead, action, device=rng.device)
+
+    @property
+    def belief(self) -> RSSMState:
+        """The state of the world model."""
+        return RSSMState(self.deter, self.latent)
+
+    def advance(self, belief: RSSMState, action: Tensor) -> None:
+        """Take the belief and the action of this step."""
+        self.deter.copy_(belief.deter)
+        self.latent.copy_(belief.latent)
+        self.action.copy_(action)
+
+
+def encode_action(action: Tensor, actor: DreamerActor) -> Tensor:
+    """Return actions as the networks see them, `[..., A]`: discrete ones as one-hot vectors."""
+    if not actor.discrete:
+        return action
+    numbers = torch.arange(actor.action_dim, device=action.device)
+    return (action.unsqueeze(-1) == numbers).to(torch.float32)
+
+
+@dataclass(frozen=True)
+class Dream:
+    """Imagined continuations of N states: H + 1 states each, H actions between them."""
+
+    features: Tensor
+    """`[S, N, H + 1, F]`."""
+    action: Tensor
+    """`[S, N, H, A]`, as the policy drew them."""
+    reward: Tensor
+    """Of arriving at each state, `[S, N, H + 1]`."""
+    continues: Tensor
+    """Chance that each state is not terminal, `[S, N, H + 1]`; known for the first."""
+
+
+@torch.no_grad()
+def imagine(
+    model: WorldModel,
+    actor: DreamerActor,
+    start: RSSMState,
+    terminated: Tensor,
+    *,
+    horizon: int,
+    rng: Rng,
+) -> Dream:
+    """Follow the policy from states `[S, B, T, ...]`; no gradient flows through the steps.
+
+    Args:
+        model: The world.
+        actor: The policy.
+        start: Where to begin.
+        terminated: Whether these states are terminal, `[S, B, T]`.
+        horizon: H.
+        rng: Source of actions and latents.
+    """
+    state = RSSMState(start.deter.flatten(1, 2), start.latent.flatten(1, 2))
+    rows = state.deter.shape[1]
+    acting = actor.draw_noise(rng, horizon, rows).unbind(1)
+    latent = model.rssm.latent.draw_noise(rng, horizon, rows).unbind(1)
+    features, actions = [state.features], []
+    for step in range(horizon):
+        action = actor.sample(features[-1], acting[step])
+        state = model.rssm.imagine_step(state, actor.executed(action), latent[step])
+        features.append(state.features)
+        actions.append(action)
+    every = torch.stack(features, 2)  # [S, N, H + 1, F]
+    flat, shape = every.flatten(1, 2), every.shape[:3]
+    known = 1 - terminated.flatten(1).unsqueeze(-1).to(every.dtype)
+    continues = torch.cat((known, model.continuation(flat).view(shape)[..., 1:]), -1)
+    return Dream(every, torch.stack(actions, 2), model.reward(flat).view(shape), continues)
+
+
+class Dreamer(Learner[SequenceBatch]):
+    """A world model, and an actor-critic that learns inside it and acts on what it believes."""
 
     config_class = DreamerConfig
     parts = (SequenceReplay,)
     config: DreamerConfig
+    network_names: ClassVar[tuple[str, ...]] = ("world_model", "actor", "critic")
+    batch_class = SequenceBatch
+    world_model: WorldModel
+    actor: DreamerActor
     critic: DreamerCritic
 
     def setup(self) -> None:
@@ -198,6 +299,50 @@ class Dreamer(ActsFromBelief):
             slow = bins.mean(self.target_critic(features))
         pull = self.config.target_critic_scale * bins.loss(logits, slow)
         return bins.loss(logits, target) + pull
+
+    # Acting: on the belief that the world model has of each environment
+
+    def initial_acting_state(self, num_envs: int) -> DreamerState:
+        """Return what is known before an episode: nothing; and the randomness of acting."""
+        rng = Rng(self.seeds, "acting", self.device)
+        rssm = self.world_model.rssm
+        return DreamerState(rng, num_envs, rssm.deter_size, rssm.latent.size, self.actor.action_dim)
+
+    @torch.no_grad()
+    def act_from(self, state: ActingState | None, obs: Tensor, *, explore: bool = False) -> Tensor:
+        """Take in `obs` `[S, n, ...]` and act on the belief that follows."""
+        assert isinstance(state, DreamerState)
+        actor, belief = self.actor, self._believe(state, obs)
+        features = belief.features
+        if explore:
+            action = actor.sample(features, actor.draw_noise(state.rng, obs.shape[1]))
+        else:
+            action = actor.mode(features)
+        action = actor.executed(action)
+        state.advance(belief, action)
+        return action.argmax(-1) if actor.discrete else action
+
+    @torch.no_grad()
+    def follow(self, state: ActingState | None, obs: Tensor, action: Tensor) -> None:
+        """Take in `obs` `[S, n, ...]` and remember that `action` was taken there."""
+        assert isinstance(state, DreamerState)
+        state.advance(self._believe(state, obs), encode_action(action, self.actor))
+
+    def _believe(self, state: DreamerState, obs: Tensor) -> RSSMState:
+        """Return the belief after `obs` `[S, n, ...]`."""
+        model = self.world_model
+        noise = model.rssm.latent.draw_noise(state.rng, obs.shape[1])
+        return model.rssm.observe_step(state.belief, state.action, model.encoder(obs), noise)
+
+    def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
+        """Act on `obs` `[S, n, ...]` as at the start of an episode."""
+        return self.act_from(self.initial_acting_state(obs.shape[1]), obs, explore=explore)
+
+    def random_action(self, num_envs: int) -> Tensor:
+        """Draw uniformly random actions."""
+        if self.actor.discrete:
+            return self.rng.integers(self.actor.action_dim, num_envs)
+        return self.rng.uniform(num_envs, self.actor.action_dim) * 2 - 1
 
 
 def dreamer_networks(env: EnvSpec, config: DreamerConfig, rng: Rng) -> dict[str, nn.Module]:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.dreamer import Dreamer
-from rl_training.algorithms.dreamer.acting import encode_action
 from rl_training.algorithms.dreamer.health import OpenLoop, open_loop, open_loop_errors
+from rl_training.algorithms.dreamer.learner import encode_action
 from rl_training.data.replay.sequences import RecurrentReplayBuffer
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.rng import Rng
