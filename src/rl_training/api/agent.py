@@ -181,7 +181,7 @@ class Agent:
             config = config.replace(eval_episodes=0)
         if self._weights is not None and progress:
             text = f"a new run begins with the networks of {self._weights}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            print(text, file=console.file)
         with self._remembering():
             result = train(
                 config, from_checkpoint=self._weights, callbacks=watching, run_suffix=run_suffix
@@ -237,7 +237,7 @@ class Agent:
         total = self._agent().step + more
         if console is not None:
             text = f"going on with {self._run} to step {total:,}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            print(text, file=console.file)
         return self._keep(resume_training(self._run, total_timesteps=total, callbacks=callbacks))
 
     @contextmanager
