@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -301,19 +302,32 @@ def config_command(
     set_: SetOption = None,
 ) -> None:
     """Show a configuration with all defaults, or its JSON schema."""
+    if action == "show":
+        out.print(_resolved_text(name, set_ or ()), markup=False, highlight=False)
+        return
     from rl_training.errors import ConfigError
-    from rl_training.experiment.config import config_schema, load_config
+    from rl_training.experiment.config import config_schema
     from rl_training.experiment.registry import import_plugin
 
-    if action == "show":
-        out.print(
-            load_config(name, set_ or (), may_import=True).to_yaml(), markup=False, highlight=False
-        )
-    elif action == "schema":
-        import_plugin(name)
-        out.print_json(json.dumps(config_schema(name)))
-    else:
+    if action != "schema":
         raise ConfigError(f"config {action}: allowed are show and schema")
+    import_plugin(name)
+    out.print_json(json.dumps(config_schema(name)))
+
+
+def _resolved_text(name: str, overrides: Sequence[str]) -> str:
+    """Return a configuration as YAML; a preset as it is needs no method, and so no PyTorch."""
+    from rl_training.resources import preset_names
+
+    if not overrides and name in preset_names() and not Path(name).is_file():
+        import yaml
+
+        from rl_training.experiment.presets import resolved_preset
+
+        return yaml.safe_dump(resolved_preset(name), sort_keys=False)
+    from rl_training.experiment.config import load_config
+
+    return load_config(name, overrides, may_import=True).to_yaml()
 
 
 def verify_resume_command(
