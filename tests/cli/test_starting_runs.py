@@ -165,8 +165,8 @@ def test_an_environments_own_line_is_named_and_its_traceback_kept(
 ) -> None:
     (tmp_path / "own_task.py").write_text(BROKEN)
     tiny = write_tiny(tmp_path, "dqn", env_kwargs={}, num_envs=2, total_timesteps=128)
-    words = ("-m", "rl_training", "train", "-c", tiny, "--env", "own_task:Broken")
-    words = (*words, "--collect", mode)
+    options = ("--env", "own_task:Broken", "--collect", mode)
+    words = ("-m", "rl_training", "train", "-c", tiny, *options)
     done = run_python(*words, cwd=tmp_path)
     assert done.code == 2
     assert "Traceback" not in done.err
