@@ -39,7 +39,7 @@ from rl_training.runtime.workflows import (
 )
 from rl_training.tools.export import Policy, require_function
 from rl_training.tools.hub import EPISODES, Pushed, push_agent, save_policy
-from rl_training.validation import suggest
+from rl_training.validation import hint_for
 
 Self = TypeVar("Self", bound="Agent")
 
@@ -50,6 +50,12 @@ def _console() -> Console:
     return here if here.is_jupyter else Console(stderr=True)
 
 
+def _shown_env(others: Sequence[object], env: object) -> str:
+    """Write the environment that a person meant to give, where it has a short name."""
+    meant = others[0] if others else env
+    return repr(meant) if isinstance(meant, str) else "env"
+
+
 class Agent:
     """Base of the managed classes; each is bound to one algorithm."""
 
@@ -58,7 +64,7 @@ class Agent:
     def __init__(
         self,
         source: TrainConfig | Path | EnvLike | None = None,
-        *,
+        *others: object,
         env: EnvLike | None = None,
         **settings: Any,
     ) -> None:
@@ -67,6 +73,7 @@ class Agent:
         Args:
             source: A configuration, a preset such as `sac/pendulum`, a YAML file, or an
                 environment: its id, an object, a class, or a function that makes one.
+            *others: None; other libraries take a policy first and the environment here.
             env: The environment, beside a preset or file or in place of `source`.
             **settings: Settings of the run (`total_timesteps`, `num_envs`, `seed`, ...) and of the
                 method (`learning_rate`, `hidden_sizes`, ...), by their names.
@@ -75,6 +82,12 @@ class Agent:
             ConfigError: For a setting that there is not, a value out of range, or a configuration
                 of another method.
         """
+        if others or (isinstance(source, str) and source.endswith("Policy")):
+            raise ConfigError(
+                f"{type(self).__name__} takes the environment first and no policy, such as "
+                f"{type(self).__name__}({_shown_env(others, env)}); widths are hidden_sizes, "
+                "settings are keywords"
+            )
         if env is None and not self._is_config(source):
             env, source = source, None  # type: ignore[assignment]  # an environment by its place
         self.config = self._configured(source, env, settings)
@@ -113,7 +126,10 @@ class Agent:
             return TrainConfig(**{"algo": cls.algo} | run | {"algo_kwargs": own})
         config = source if isinstance(source, TrainConfig) else load_config(source, may_import=True)
         if config.algo != cls.algo:
-            raise ConfigError(f"{cls.__name__} was given a configuration of {config.algo!r}")
+            raise ConfigError(
+                f"{cls.__name__} was given a configuration of {config.algo!r}; use that method's "
+                "own class"
+            )
         if run or own:
             run["algo_kwargs"] = config.algo_kwargs | own
             config = config.replace(**run)
@@ -132,9 +148,10 @@ class Agent:
                 own[name] = value
             else:
                 known = [*TrainConfig.model_fields, *fields.model_fields]
+                hint = hint_for(name, known) or f"; `rl-training describe {cls.algo}` lists them"
                 raise ConfigError(
                     f"{cls.__name__}({name}=...): {name} is not a setting of a run or of "
-                    f"{fields.__name__}{suggest(name, known)}"
+                    f"{fields.__name__}{hint}"
                 )
         run.pop("algo_kwargs", None)
         return run, own

@@ -94,7 +94,9 @@ def _misused(error: Any) -> int:
         return EXIT_USER_ERROR
     context = getattr(error, "ctx", None)
     command = "rl-training" if context is None else context.command_path
-    _report(f"{error.format_message().rstrip('.')}; `{command} --help` shows what there is")
+    text = error.format_message().rstrip(".")
+    joint = " " if text.endswith("?") else "; "
+    _report(f"{text}{joint}`{command} --help` shows what there is")
     return EXIT_USER_ERROR
 
 

@@ -367,7 +367,8 @@ def _require_field(text: str, name: str, settings: type[AlgoConfig] | None) -> N
         classes.insert(0, settings)
     allowed = [field for model in classes for field in model.model_fields]
     owners = " or ".join(model.__name__ for model in classes)
-    raise ConfigError(f"--set {text}: {name} is not a field of {owners}{hint_for(name, allowed)}")
+    hint = hint_for(name, allowed) or "; `rl-training describe METHOD` lists a method's settings"
+    raise ConfigError(f"--set {text}: {name} is not a field of {owners}{hint}")
 
 
 def config_schema(algo: str) -> dict[str, Any]:

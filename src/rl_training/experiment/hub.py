@@ -20,6 +20,7 @@ POLICY_FILE = "policy.safetensors"
 PREFIX = "hf://"
 # A path loses one of two slashes, so that both spellings come here.
 _NAME = re.compile(r"^hf:/+(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>.+))?$")
+_SLASHES = re.compile("^hf:/*")
 _REPO = re.compile(r"^[\w.-]+/[\w.-]+$", re.ASCII)
 _REASONS = {
     "GatedRepoError": "it is gated; ask for access on its page, then log in with `hf auth login`",
@@ -59,8 +60,8 @@ def hub_name(path: str | Path) -> HubName:
     match = _NAME.match(str(path))
     if match is None:
         raise CheckpointError(
-            f"{path} is not the name of an agent on the hub; it has the form hf://user/name, or "
-            "hf://user/name@revision"
+            f"{_SLASHES.sub(PREFIX, str(path))} is not the name of an agent on the hub; it has "
+            "the form hf://user/name, or hf://user/name@revision"
         )
     return HubName(match["repo"], match["revision"])
 
