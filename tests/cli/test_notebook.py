@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import json
 import os
 import re
 import sys
@@ -158,3 +159,40 @@ def test_the_class_of_another_method_shows_the_same(
     learner.learn(16)
     assert len(displays) == 2
     assert "resuming at step 16" in displays[1][-1]["text/plain"]
+
+
+SCRIPT = ROOT / "examples" / "own_environment.py"
+
+
+def test_a_script_like_a_notebook_runs_from_an_own_environment_to_a_policy(tmp_path: Path) -> None:
+    """In a process of its own, where the environment is a class of `__main__`."""
+    done = run_python(SCRIPT, cwd=tmp_path)
+    assert done.code == 0, done.err
+    said = dict(line.split(" ", 1) for line in done.out.splitlines())
+    assert said["steps"] == "4000"
+    assert float(said["mean"].split()[-1]) > 0.9
+    assert said["played"] == "5 steps, return 0.95"
+    assert said["actions"].startswith("[1, 1, 1, 1, 1")
+    assert "DQN(python:Corridor, 4,000 steps" in done.out
+    (run,) = (tmp_path / "runs").iterdir()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "callback"] == [
+        1000,
+        2000,
+        3000,
+        4000,
+    ]
+
+
+def test_the_script_is_a_notebook_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells in a real kernel, where nbclient and ipykernel happen to be installed."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    cells = re.split(r"^# %%.*\n", SCRIPT.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    page = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells[1:]])
+    nbclient.NotebookClient(page, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [output for cell in page.cells for output in cell.outputs]
+    assert [o.output_type for o in outputs].count("display_data") == 1
+    assert "played 5 steps" in "".join(o.get("text", "") for o in outputs)
