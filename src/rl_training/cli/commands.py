@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +36,7 @@ from rl_training.cli.showing import (
     report,
     watch,
 )
+from rl_training.cli.styles import style_help
 from rl_training.cli.sweeping import sweep, tune
 
 MOST_SEEDS = 10_000
@@ -478,6 +480,8 @@ app.add_typer(data_app, rich_help_panel=DATA)
 
 def root_command() -> Any:
     """Return the command that the words of a user are given to, with help for people."""
+    if {"-h", "--help"} & set(sys.argv) or len(sys.argv) < 2:
+        style_help()
     root = typer.main.get_command(app)
     _name_values(root)
     return root

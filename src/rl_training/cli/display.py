@@ -10,17 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from rl_training.cli.styles import BAR, EMPTY, NOTE, STRONG
 from rl_training.data.datasets.scores import SCORE
 from rl_training.experiment.grid import number_text, point_text
 from rl_training.runtime.callbacks import Callback, TrainerState
@@ -97,18 +91,18 @@ class ProgressDisplay(Callback):
         self.console = console
         self._clock = clock
         self._progress: Progress | None = None
-        self._last = -math.inf
+        self._last, self._started = -math.inf, 0.0
         self._pace = Pace(0.0, 0)
 
     def on_start(self, state: TrainerState) -> None:
         """Show what starts, and the bar."""
         self.console.print(_heading(state))
         wide = self.console.width >= WIDE
-        elapsed = [TimeElapsedColumn()] if wide else []
+        elapsed = [TextColumn("{task.fields[elapsed]}")] if wide else []
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24 if wide else 8),
-            MofNCompleteColumn(),
+            BarColumn(24 if wide else 8, EMPTY, complete_style=BAR, finished_style=BAR),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
             TextColumn("{task.fields[speed]}"),
             *elapsed,
             TextColumn("eta {task.fields[eta]}"),
@@ -123,10 +117,12 @@ class ProgressDisplay(Callback):
             total=state.total_timesteps,
             completed=state.start_step,
             speed="",
+            elapsed=_duration(0),
             eta="-:--:--",
             info="",
         )
-        self._pace = Pace(self._clock(), state.start_step)
+        self._started = self._clock()
+        self._pace = Pace(self._started, state.start_step)
 
     def on_step(self, state: TrainerState) -> None:
         """Move the bar, at most ten times a second."""
@@ -139,6 +135,7 @@ class ProgressDisplay(Callback):
             self._task,
             completed=state.step,
             speed=f"{self._pace.speed:,.0f} steps/s",
+            elapsed=_duration(now - self._started),
             eta=_duration(self._pace.remaining(state.total_timesteps)),
             info=_info(state),
         )
@@ -154,12 +151,12 @@ class ProgressDisplay(Callback):
         losses = [f"{n} {state.metrics[n]:.3g}" for n in SHOWN if n in state.metrics][:3]
         for loss in losses:  # as many as there is room for
             if line.cell_len + 2 + len(loss) <= self.console.width:
-                line.append(f"  {loss}", "dim")
+                line.append(f"  {loss}")
         self.console.print(line)
 
     def on_message(self, state: TrainerState, text: str) -> None:  # noqa: ARG002
         """Print a warning."""
-        self.console.print(f"[yellow]note:[/] {escape(text)}", highlight=False)
+        self.console.print(Text.assemble(("note:", NOTE), f" {text}"))
 
     def on_end(self, state: TrainerState) -> None:
         """Leave the bar at its last state."""
@@ -278,11 +275,11 @@ def _heading(state: TrainerState) -> Text:
         seeds += f" at each of {len(state.seeds) // len(different)} points"
     verb = f"resuming at step {state.start_step:,}" if state.start_step else "training"
     return Text.assemble(
-        (state.algo, "bold"),
+        (state.algo, STRONG),
         " on ",
-        (state.env_id, "bold"),
+        (state.env_id, STRONG),
         f", seed {seeds}: {verb}, {state.total_timesteps:,} steps; run folder ",
-        (str(state.run_dir), "cyan"),
+        str(state.run_dir),
     )
 
 
@@ -292,7 +289,7 @@ def _evaluation_line(state: TrainerState, returns: Sequence[Sequence[float]]) ->
     mean, std = state.metrics["eval_return_mean"], state.metrics["eval_return_std"]
     line = Text.assemble(
         f"  step {state.step:>9,}  eval return ",
-        (f"{mean:9.2f}", "bold green"),
+        (f"{mean:9.2f}", STRONG),
         f" ± {std:<8.2f} ({count} episodes)",
     )
     if SCORE in state.metrics:
@@ -350,7 +347,7 @@ def print_group(console: Console, summary: GroupSummary) -> None:
     for member in top:
         table.add_row(*_cells(member, digits))
     if hidden:
-        table.add_row(*[""] * (1 + len(top[0].point)), f"{hidden} between", style="dim")
+        table.add_row(*[""] * (1 + len(top[0].point)), f"{hidden} between")
     for member in bottom:
         table.add_row(*_cells(member, digits))
     console.print()

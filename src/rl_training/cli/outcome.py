@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from rl_training.cli.styles import NOTE
 from rl_training.runtime.callbacks import Callback, TrainerState
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class MadeUpWarning(Callback):
 
 
 def _warn(text: str) -> None:
-    sentence = Text.assemble(("warning:", "bold yellow"), " ", text)
+    sentence = Text.assemble(("warning:", NOTE), " ", text)
     # A terminal breaks lines between words, a file keeps the sentence in one.
     err.print(sentence, soft_wrap=not err.is_terminal)
 
