@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from rl_training.envs.backends.kinds import Task
 from rl_training.envs.backends.ray_actors import RayEnvs, _split
 from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
-from rl_training.errors import EnvError
+from rl_training.errors import EnvError, full_traceback, last_own_frame
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
 
@@ -104,8 +105,12 @@ def test_a_failing_environment_is_named(cluster: None) -> None:
     envs.reset([0])
     for _ in range(39):
         envs.step(np.zeros((1, 2), np.int64))
-    with pytest.raises(EnvError, match=r"BrokenEnv.*100% broken"):
+    with pytest.raises(EnvError, match=r"BrokenEnv.*100% broken") as caught:
         envs.step(np.zeros((1, 2), np.int64))
+    frame = last_own_frame(caught.value)
+    assert frame is not None
+    assert re.search(r"helpers/envs\.py:\d+, in step$", frame)
+    assert "in another process:" in full_traceback(caught.value)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
 from rl_training.envs.spec import AnyEnv, Array
-from rl_training.errors import EnvError
+from rl_training.errors import EnvError, RemoteTraceback
 
 _CLOSE_SECONDS = 5.0
 
@@ -129,8 +129,10 @@ class WorkerVectorEnv(AsyncVectorEnv[Array, Array]):
         except queue.Empty:
             raise WorkerError(failed[0], "an exception that could not be sent back") from None
         # Several may fail in one step and report in any order.
-        index, kind, value, _ = min(reports, key=operator.itemgetter(0))
-        raise WorkerError(index, f"{kind.__name__}: {value}") from value
+        index, kind, value, trace = min(reports, key=operator.itemgetter(0))
+        failure = WorkerError(index, f"{kind.__name__}: {value}")
+        failure.__context__ = RemoteTraceback(trace)  # the error itself lost it on its way here
+        raise failure from value
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the workers: politely if they are idle, by force otherwise."""

@@ -18,7 +18,7 @@ from rl_training.envs.backends.kinds import SyncEnvs, Task, Transition, make_wra
 from rl_training.envs.plain import State
 from rl_training.envs.snapshot import ResumeLevel, weakest_level
 from rl_training.envs.spec import Array
-from rl_training.errors import EnvError
+from rl_training.errors import EnvError, RemoteTraceback
 
 MOST_CALLS = 2_000
 """Calls kept to be repeated; then the actor's state is fetched, and they are forgotten."""
@@ -245,6 +245,7 @@ class RayEnvs:
         reason: object = error
         if isinstance(error, self._ray.exceptions.RayTaskError):
             cause = error.cause
+            error.__cause__ = RemoteTraceback(str(error))  # its text is the traceback
             reason = cause if isinstance(cause, EnvError) else f"{type(cause).__name__}: {cause}"
         elif isinstance(error, self._ray.exceptions.GetTimeoutError):
             reason = f"gave no answer within {self._timeout:g} s"
