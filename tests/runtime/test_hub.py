@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from helpers.hub import TOKEN, StandIn, serving
-from helpers.tiny import clean_environment, run_cli, tiny_config
+from helpers.tiny import clean_environment, run_cli, tiny_config, write_tiny
 from rl_training import SAC, TrainConfig
 from rl_training.envs.named_modules import only_imported_modules
 from rl_training.errors import CheckpointError, ConfigError, EnvError, MissingExtraError
@@ -101,6 +101,16 @@ def test_a_new_run_begins_with_the_networks_of_an_agent_on_the_hub(
     assert (tmp_path / "again" / "config.yaml").is_file()
     text = (tmp_path / "again" / "config.yaml").read_text()
     assert "from_checkpoint: null" not in text
+
+
+def test_the_command_line_begins_a_run_with_them_too(
+    hub: StandIn, run: Path, tmp_path: Path
+) -> None:
+    SAC.load(run).push_to_hub("me/pendulum", episodes=0)
+    words = ("train", "-c", write_tiny(tmp_path), "--from-checkpoint", "hf://me/pendulum", "-q")
+    done = run_cli(*words)
+    assert done.code == 0, done.err
+    assert "sac, step 64" in done.err
 
 
 def test_the_card_says_what_was_measured_and_how_to_do_it_again(hub: StandIn, run: Path) -> None:
