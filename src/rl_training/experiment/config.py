@@ -69,8 +69,9 @@ class TrainConfig(Settings):
     device: str = Field(default="auto", json_schema_extra={"pattern": _DEVICE})
     """`auto`, `cpu`, `cuda` or `cuda:<n>`."""
     threads: Threads = 0
-    """CPU threads of PyTorch and of native environments. With 0, PyTorch takes `OMP_NUM_THREADS` or
-    what is fastest (a resumed run keeps its number), and environments as many cores as pay."""
+    """CPU threads of PyTorch and of native environments, and most processes of `vector_mode: async`.
+    With 0, PyTorch takes `OMP_NUM_THREADS` or what is fastest (a resumed run keeps its number), and
+    environments as many cores as pay."""
     accelerate: Literal["auto", "off", "compile", "graph"] = "auto"
     """How updates run: eagerly (`off`), compiled from the first on (`compile`), compiled and
     captured in CUDA graphs (`graph`), or, on long runs, compiled beside the first part of the run
@@ -82,8 +83,9 @@ class TrainConfig(Settings):
     """Environments stepped side by side, per seed."""
     vector_mode: Literal["auto", "native", "sync", "async", "ray"] = "auto"
     """How several environments run: all at once (`native`, for CartPole, Gymnasium's MuJoCo tasks
-    and Atari games), one after another in this process (`sync`), one process each (`async`), or in
-    actors of a Ray cluster (`ray`); `auto` takes `native` where it is bit-exact, else `sync`."""
+    and Atari games), one after another in this process (`sync`), spread over processes (`async`),
+    or in actors of a Ray cluster (`ray`); `auto` takes `native` where it is bit-exact, `async` for
+    Atari games from 4 environments and 4 cores on, else `sync`."""
     overlap: bool = False
     """Choose each action before the updates of the step before it, so that environments step while
     the accelerator updates: the policy that acts is one round of updates behind. Only for methods
