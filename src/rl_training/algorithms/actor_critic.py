@@ -24,6 +24,7 @@ from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.losses import weighted_mean
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
+from rl_training.models.layers import ActivationName
 from rl_training.rng import Rng
 from rl_training.state import Stateful
 from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Sizes
@@ -40,6 +41,12 @@ class ActorCriticConfig(AlgoConfig):
 
     hidden_sizes: Sizes = (256, 256)
     """Widths of the hidden layers of actor and critics."""
+    actor_hidden_sizes: Sizes | None = None
+    """Widths of the actor's hidden layers; null uses `hidden_sizes`."""
+    critic_hidden_sizes: Sizes | None = None
+    """Widths of the hidden layers of critics and state values; null uses `hidden_sizes`."""
+    activation: ActivationName = "relu"
+    """What follows each hidden layer of actor and critics."""
     actor_learning_rate: PositiveFloat | None = None
     """Adam step size of the actor, and of a learned temperature; null uses that of the critics."""
     tau: Fraction = 0.005
@@ -191,6 +198,9 @@ def networks_of(model_class: type[nn.Module]) -> Callable[..., dict[str, nn.Modu
             env.obs_dim,
             env.action_dim,
             config.hidden_sizes,
+            actor_hidden_sizes=config.actor_hidden_sizes,
+            critic_hidden_sizes=config.critic_hidden_sizes,
+            activation=config.activation,
             num_critics=config.num_critics,
             use_layer_norm=config.use_layer_norm,
             rng=rng,

@@ -24,6 +24,7 @@ from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
+from rl_training.models.layers import ActivationName
 from rl_training.models.mlp_policy import MLPPolicyModel
 from rl_training.rng import Rng
 from rl_training.validation import Number, PositiveFloat
@@ -38,6 +39,9 @@ class BCConfig(AlgoConfig):
     """Adam step size."""
     loss: Literal["nll", "mse"] = "nll"
     """Negative log-likelihood, or, for continuous actions, squared error of the mean alone."""
+    activation: ActivationName | None = None
+    """What follows each hidden layer; null is tanh, and relu up to the features of an image, whose
+    convolutions always have relu."""
     max_grad_norm: PositiveFloat | None = None
     """Clip the gradient to this norm, per seed; null does not."""
     initial_log_std: Number = -0.5
@@ -102,12 +106,17 @@ def bc_networks(env: EnvSpec, config: BCConfig, rng: Rng) -> dict[str, nn.Module
     images, sizes = len(env.obs_shape) > 1, part_of(config, PixelConfig)
     standardized = part_of(config, OfflineSettings).normalize_observations
     refuse_standardized(env, "normalize_observations", images and standardized)
+    encoder = None
+    if images:
+        activation = config.activation or "relu"
+        encoder = encoder_for(env, config, rng, activation=activation, orthogonal_init=True)
     model = MLPPolicyModel(
         env.obs_dim,
         env.action_dim,
         sizes.head_hidden_sizes if images else sizes.hidden_sizes,
         discrete=env.action_kind == "discrete",
-        encoder=encoder_for(env, config, rng, orthogonal_init=True) if images else None,
+        encoder=encoder,
+        activation=config.activation or "tanh",
         initial_log_std=config.initial_log_std,
         rng=rng,
     )

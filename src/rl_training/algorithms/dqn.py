@@ -72,12 +72,19 @@ def dqn_loss(learner: DQN, batch: TransitionBatch) -> dict[str, Tensor]:
 def dqn_networks(env: EnvSpec, config: ValueBasedConfig, rng: Rng) -> dict[str, nn.Module]:
     """Build the network for a task."""
     noisy = isinstance(config, Exploration) and config.noisy
-    streams = {"dueling": config.dueling, "noisy": noisy}
+    streams, activation = {"dueling": config.dueling, "noisy": noisy}, config.activation
     if len(env.obs_shape) == 1:
-        sizes = config.hidden_sizes
-        return {"q_network": MLPQNetwork(env.obs_dim, env.action_dim, sizes, **streams, rng=rng)}
+        vector = MLPQNetwork(
+            env.obs_dim,
+            env.action_dim,
+            config.hidden_sizes,
+            activation=activation,
+            **streams,
+            rng=rng,
+        )
+        return {"q_network": vector}
     more = part_of(config, PixelConfig).head_hidden_sizes
-    encoder = encoder_for(env, config, rng, more=more, noisy=noisy)
+    encoder = encoder_for(env, config, rng, more=more, activation=activation, noisy=noisy)
     return {"q_network": QNetwork(encoder, env.action_dim, **streams, rng=rng)}
 
 

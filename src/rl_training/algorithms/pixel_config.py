@@ -14,6 +14,7 @@ from rl_training.models.encoders import (
     PixelEncoder,
     make_encoder,
 )
+from rl_training.models.layers import ActivationName
 from rl_training.rng import Rng
 from rl_training.validation import PositiveInt, Settings, Sizes
 
@@ -56,6 +57,7 @@ def encoder_for(
     *,
     features: Sequence[int] | None = None,
     more: Sequence[int] = (),
+    activation: ActivationName = "relu",
     noisy: bool = False,
     orthogonal_init: bool = False,
 ) -> MLPEncoder | PixelEncoder:
@@ -67,6 +69,7 @@ def encoder_for(
         rng: Source of the initial weights.
         features: Layers after the convolutions; None has those of the settings.
         more: Hidden layers after the features of an image.
+        activation: What follows each hidden layer.
         noisy: Let the hidden layers carry learned noise.
         orthogonal_init: Draw orthogonal weights.
     """
@@ -75,6 +78,7 @@ def encoder_for(
         hidden_sizes=images.hidden_sizes,
         pixel_sizes=(*(images.features if features is None else features), *more),
         kind=images.encoder,
+        activation=activation,
         noisy=noisy,
         orthogonal_init=orthogonal_init,
     )

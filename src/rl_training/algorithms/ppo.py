@@ -25,7 +25,8 @@ from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch
 from rl_training.data.normalizer import RunningNorm
 from rl_training.envs.spec import EnvSpec
-from rl_training.models.mlp_actor_critic import ActorCriticModel, MLPActorCriticModel
+from rl_training.models.layers import ActivationName
+from rl_training.models.mlp_actor_critic import ActorCriticModel
 from rl_training.rng import Rng
 from rl_training.validation import (
     Fraction,
@@ -53,6 +54,14 @@ class PPOConfig(AlgoConfig):
     """Transitions per gradient step and seed; a last short minibatch is dropped."""
     hidden_sizes: Sizes = (64, 64)
     """Widths of the hidden layers of policy and value network for vectors, which share none."""
+    actor_hidden_sizes: Sizes | None = None
+    """Widths of the policy's own hidden layers; null uses `hidden_sizes`, or, after the features of
+    an image, `head_hidden_sizes`."""
+    critic_hidden_sizes: Sizes | None = None
+    """The same of the value."""
+    activation: ActivationName | None = None
+    """What follows each hidden layer; null is tanh for vectors and relu for images, whose
+    convolutions always have relu."""
     learning_rate: PositiveFloat = 3e-4
     """Adam step size."""
     adam_epsilon: PositiveFloat = 1e-5
@@ -245,27 +254,23 @@ def explained_variance(value: Tensor, target: Tensor) -> Tensor:
 
 def ppo_networks(env: EnvSpec, config: PPOConfig, rng: Rng) -> dict[str, nn.Module]:
     """Build the networks for a task."""
-    discrete = env.action_kind == "discrete"
-    start = config.initial_log_std
-    if len(env.obs_shape) == 1:
-        vector = MLPActorCriticModel(
-            env.obs_dim,
-            env.action_dim,
-            config.hidden_sizes,
-            discrete=discrete,
-            initial_log_std=start,
-            rng=rng,
-        )
-        return {"model": vector}
-    refuse_standardized(env, "normalize_obs", config.normalize_obs)
+    images = len(env.obs_shape) > 1
+    encoder, sizes, activation = None, config.hidden_sizes, config.activation or "tanh"
+    if images:
+        refuse_standardized(env, "normalize_obs", config.normalize_obs)
+        activation = config.activation or "relu"
+        sizes = part_of(config, PixelConfig).head_hidden_sizes
+        encoder = encoder_for(env, config, rng, activation=activation, orthogonal_init=True)
+    actor_sizes, critic_sizes = config.actor_hidden_sizes, config.critic_hidden_sizes
     model = ActorCriticModel(
-        encoder_for(env, config, rng, orthogonal_init=True),
+        encoder,
         env.obs_dim,
         env.action_dim,
-        part_of(config, PixelConfig).head_hidden_sizes,
-        discrete=discrete,
-        activation="relu",
-        initial_log_std=start,
+        sizes if actor_sizes is None else actor_sizes,
+        critic_hidden_sizes=sizes if critic_sizes is None else critic_sizes,
+        discrete=env.action_kind == "discrete",
+        activation=activation,
+        initial_log_std=config.initial_log_std,
         rng=rng,
     )
     return {"model": model}

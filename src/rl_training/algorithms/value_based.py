@@ -26,7 +26,7 @@ from rl_training.algorithms.optim import linear
 from rl_training.algorithms.pixel_config import PixelConfig
 from rl_training.algorithms.sources import TransitionReplay
 from rl_training.data.batch import TransitionBatch
-from rl_training.models.layers import fresh_noise, noisy_layers
+from rl_training.models.layers import ActivationName, fresh_noise, noisy_layers
 from rl_training.state import Scalar
 from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Settings, Sizes
 
@@ -40,6 +40,8 @@ class ValueBasedConfig(AlgoConfig):
 
     hidden_sizes: Sizes = (64, 64)
     """Widths of the hidden layers."""
+    activation: ActivationName = "relu"
+    """What follows each hidden layer; convolutions and embedded fractions have relu."""
     learning_rate: PositiveFloat = 1e-3
     """Adam step size."""
     target_update_interval: PositiveInt = 500

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rl_training.models.heads import LOG_2, LOG_SQRT_2PI, gaussian_log_prob
-from rl_training.models.layers import StackedMLP
+from rl_training.models.layers import ActivationName, StackedMLP
 from rl_training.rng import Rng
 
 
@@ -33,6 +33,9 @@ class ActorWithCritics(nn.Module):
         action_dim: int,
         hidden_sizes: Sequence[int] = (256, 256),
         *,
+        actor_hidden_sizes: Sequence[int] | None = None,
+        critic_hidden_sizes: Sequence[int] | None = None,
+        activation: ActivationName = "relu",
         num_critics: int = 2,
         use_layer_norm: bool = False,
         rng: Rng | None = None,
@@ -42,7 +45,10 @@ class ActorWithCritics(nn.Module):
         Args:
             obs_dim: Length of an observation.
             action_dim: Length of an action.
-            hidden_sizes: Widths of the hidden layers of every network.
+            hidden_sizes: Widths of the hidden layers of every network that has none of its own.
+            actor_hidden_sizes: Those of the actor; None is `hidden_sizes`.
+            critic_hidden_sizes: Those of every network that tells values; None is `hidden_sizes`.
+            activation: What follows each hidden layer.
             num_critics: Members of the critic ensemble, N.
             use_layer_norm: Normalise the critics' hidden layers (no other network's).
             rng: Source of the initial weights; its number of seeds is S.
@@ -50,17 +56,25 @@ class ActorWithCritics(nn.Module):
         super().__init__()
         rng = rng or Rng((0,), "model")
         self.obs_dim, self.action_dim, self.num_critics = obs_dim, action_dim, num_critics
-        self.actor = StackedMLP((obs_dim, *hidden_sizes, self.outputs_per_action * action_dim), rng)
+        self.activation: ActivationName = activation
+        actor_sizes = hidden_sizes if actor_hidden_sizes is None else actor_hidden_sizes
+        critic_sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
+        self.actor = StackedMLP(
+            (obs_dim, *actor_sizes, self.outputs_per_action * action_dim),
+            rng,
+            activation=activation,
+        )
         self.critic = StackedMLP(
-            (obs_dim + action_dim, *hidden_sizes, 1),
+            (obs_dim + action_dim, *critic_sizes, 1),
             rng,
             members=(num_critics,),
+            activation=activation,
             layer_norm=use_layer_norm,
         )
-        self.build_more(hidden_sizes, rng)
+        self.build_more(critic_sizes, rng)
 
-    def build_more(self, hidden_sizes: Sequence[int], rng: Rng) -> None:
-        """Build what a subclass has beside actor and critics."""
+    def build_more(self, critic_sizes: Sequence[int], rng: Rng) -> None:
+        """Build what a subclass has beside actor and critics; values have `critic_sizes`."""
 
     def q_values(
         self,
@@ -135,11 +149,12 @@ class MLPIQLModel(ActorWithCritics):
 
     log_std_range: ClassVar[tuple[float, float]] = (-5.0, 2.0)
 
-    def build_more(self, hidden_sizes: Sequence[int], rng: Rng) -> None:
+    def build_more(self, critic_sizes: Sequence[int], rng: Rng) -> None:
         """Build the value, and the deviation of the policy, which does not depend on the state."""
         deviation = torch.zeros(rng.num_seeds, 1, self.action_dim, device=rng.device)
         self.log_std = nn.Parameter(deviation)
-        self.value_net = StackedMLP((self.obs_dim, *hidden_sizes, 1), rng)
+        sizes = (self.obs_dim, *critic_sizes, 1)
+        self.value_net = StackedMLP(sizes, rng, activation=self.activation)
 
     def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean `[S, B, A]` in (-1, 1) and log standard deviation `[S, 1, A]`."""

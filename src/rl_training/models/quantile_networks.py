@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.layers import StackedLinear, StackedMLP, linear_layer
+from rl_training.models.layers import ActivationName, StackedLinear, StackedMLP, linear_layer
 from rl_training.models.mlp_q_network import Encoder, dueling_streams
 from rl_training.rng import Rng
 
@@ -63,6 +63,7 @@ class ImplicitQuantileNetwork(nn.Module):
         embedding_dim: int = 64,
         head_hidden_sizes: Sequence[int] = (),
         *,
+        activation: ActivationName = "relu",
         dueling: bool = False,
         noisy: bool = False,
         rng: Rng,
@@ -74,6 +75,7 @@ class ImplicitQuantileNetwork(nn.Module):
             action_dim: Number of actions.
             embedding_dim: Number of cosines that fractions are embedded by.
             head_hidden_sizes: Hidden layers between the product of embeddings and the quantiles.
+            activation: What follows each of those.
             dueling: Split the head into a value and an advantage stream.
             noisy: Let the layers here carry learned noise; the encoder has its own say.
             rng: Source of the initial weights; its number of seeds is S.
@@ -84,7 +86,7 @@ class ImplicitQuantileNetwork(nn.Module):
         self.action_dim, self.embedding_dim, self.dueling = action_dim, embedding_dim, dueling
         self.cosine_layer = linear_layer(embedding_dim, width, rng, noisy)
         sizes = (width, *head_hidden_sizes, action_dim + int(dueling))
-        self.head = StackedMLP(sizes, rng, noisy=noisy)
+        self.head = StackedMLP(sizes, rng, activation=activation, noisy=noisy)
 
     def embed(self, obs: Tensor) -> Tensor:
         """Embed observations, `[S, B, E]`; once per state, however many fractions are asked for."""

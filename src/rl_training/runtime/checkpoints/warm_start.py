@@ -36,7 +36,8 @@ from rl_training.validation import parse
 
 LEARNER = {"learner"}
 STRUCTURE = (
-    *("hidden_sizes", "num_critics", "use_layer_norm", "dueling", "noisy"),
+    *("hidden_sizes", "actor_hidden_sizes", "critic_hidden_sizes", "encoder", "num_critics"),
+    *("use_layer_norm", "dueling", "noisy"),
     *("num_quantiles", "embedding_dim", "head_hidden_sizes"),
     *("model_hidden_sizes", "num_ensembles", "model_learn_terminations"),
 )
