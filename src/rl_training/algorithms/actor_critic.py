@@ -48,7 +48,7 @@ class ActorCriticConfig(AlgoConfig):
     activation: ActivationName = "relu"
     """What follows each hidden layer of actor and critics."""
     actor_learning_rate: PositiveFloat | None = None
-    """Adam step size of the actor, and of a learned temperature; null uses that of the critics."""
+    """Step size of the actor, and of a learned temperature; null uses that of the critics."""
     tau: Fraction = 0.005
     """Share of the critics that moves into their targets at each update; 1 copies them."""
     num_critics: PositiveInt = 2
@@ -94,10 +94,10 @@ class ActorCritic(TransitionLearner):
         config = self.config
         self.target_critic = frozen_copy(self.model.critic)
         self.target_parameters = list(self.target_critic.parameters())
-        self.critic_optimizer = self.adam(
+        self.critic_optimizer = self.network_optimizer(
             self.model.critic.parameters(), self.critic_rate, max_grad_norm=config.max_grad_norm
         )
-        self.actor_optimizer = self.adam(
+        self.actor_optimizer = self.network_optimizer(
             self.model.actor.parameters(), self.actor_rate, max_grad_norm=config.max_grad_norm
         )
         if self.actor_metrics:

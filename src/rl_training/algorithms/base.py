@@ -16,7 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.config import AlgoConfig, PartT, combined, part_of
-from rl_training.algorithms.optim import Adam, Optimizer, learning_rate_factor, seed_view
+from rl_training.algorithms.optim import (
+    Adam,
+    Optimizer,
+    learning_rate_factor,
+    make_optimizer,
+    seed_view,
+)
 from rl_training.data.batch import RolloutBatch, SequenceBatch, TransitionBatch
 from rl_training.data.datasets.config import DatasetSettings
 from rl_training.data.normalizer import RunningNorm
@@ -354,7 +360,7 @@ class Learner(Stateful, Generic[BatchT]):
         number: float = getattr(self.config, name)
         return number
 
-    def adam(
+    def network_optimizer(
         self,
         parameters: Iterable[Tensor],
         rate: str = "learning_rate",
@@ -362,15 +368,34 @@ class Learner(Stateful, Generic[BatchT]):
         eps: str = "adam_epsilon",
         max_grad_norm: float | None = None,
         weight_decay: Mapping[Tensor, float] | None = None,
-    ) -> Adam:
-        """Create an optimizer whose step size is the setting `rate` and whose epsilon is `eps`."""
-        return Adam(
+        adaptive_clip: float | None = None,
+        warmup: int = 0,
+    ) -> Optimizer:
+        """Create what moves networks: the chosen optimizer, with the setting `rate` as step size.
+
+        Args:
+            parameters: Of the networks.
+            rate: Name of the setting that holds the step size.
+            eps: Name of the setting that holds epsilon, where the optimizer is given none.
+            max_grad_norm: Clip each seed's gradient to this norm.
+            weight_decay: Decay of single parameters, in place of the optimizer's own.
+            adaptive_clip: Clip the gradient of each tensor to this share of the tensor's norm.
+            warmup: Steps over which the step size grows from 0.
+        """
+        return make_optimizer(
+            self.config.optimizer,
             parameters,
             self.rate(rate),
             eps=getattr(self.config, eps),
             max_grad_norm=max_grad_norm,
             weight_decay=weight_decay,
+            adaptive_clip=adaptive_clip,
+            warmup=warmup,
         )
+
+    def adam(self, parameters: Iterable[Tensor], rate: str = "learning_rate") -> Adam:
+        """Create what moves single numbers, such as a temperature, by the setting `rate`."""
+        return Adam(parameters, self.rate(rate), eps=self.config.adam_epsilon)
 
     def rate(self, name: str) -> float | PerSeed:
         """Return the setting `name` as a step size for an optimizer, per seed where it varies."""

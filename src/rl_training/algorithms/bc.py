@@ -36,7 +36,7 @@ class BCConfig(AlgoConfig):
     varying: ClassVar[frozenset[str]] = frozenset({"learning_rate"})
 
     learning_rate: PositiveFloat = 1e-3
-    """Adam step size."""
+    """Step size."""
     loss: Literal["nll", "mse"] = "nll"
     """Negative log-likelihood, or, for continuous actions, squared error of the mean alone."""
     activation: ActivationName | None = None
@@ -63,7 +63,7 @@ class BC(TransitionLearner):
             raise ConfigError("loss is mse, but the actions are discrete; use nll (cross-entropy)")
         # Squared error says nothing about the deviation, so it stays where it is.
         trained = model.mode_parameters() if config.loss == "mse" else model.parameters()
-        self.optimizer = self.adam(trained, max_grad_norm=config.max_grad_norm)
+        self.optimizer = self.network_optimizer(trained, max_grad_norm=config.max_grad_norm)
 
     def step(self, batch: TransitionBatch) -> StepOutput:
         """Take one step up the likelihood."""

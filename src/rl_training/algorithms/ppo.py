@@ -63,7 +63,7 @@ class PPOConfig(AlgoConfig):
     """What follows each hidden layer; null is tanh for vectors and relu for images, whose
     convolutions always have relu."""
     learning_rate: PositiveFloat = 3e-4
-    """Adam step size."""
+    """Step size."""
     adam_epsilon: PositiveFloat = 1e-5
     """What Adam adds to the root of the mean squared gradient; as in the authors' code."""
     clip_coef: PositiveFloat = 0.2
@@ -121,7 +121,9 @@ class PPO(OnPolicyLearner):
 
     def setup(self) -> None:
         """Create the optimizer and the observation statistics."""
-        self.optimizer = self.adam(self.model.parameters(), max_grad_norm=self.config.max_grad_norm)
+        self.optimizer = self.network_optimizer(
+            self.model.parameters(), max_grad_norm=self.config.max_grad_norm
+        )
         self.obs_norm = RunningNorm(self.num_seeds, (self.model.obs_dim,), self.device)
         self.normalizes = self.config.normalize_obs
 

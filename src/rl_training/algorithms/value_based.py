@@ -43,7 +43,7 @@ class ValueBasedConfig(AlgoConfig):
     activation: ActivationName = "relu"
     """What follows each hidden layer; convolutions and embedded fractions have relu."""
     learning_rate: PositiveFloat = 1e-3
-    """Adam step size."""
+    """Step size."""
     target_update_interval: PositiveInt = 500
     """Gradient steps between two moves of the target network."""
     tau: Fraction = 1.0
@@ -92,7 +92,7 @@ class ValueBased(TransitionLearner):
         """Create the target network and the optimizer."""
         self.target_network = frozen_copy(self.value_network)
         self.target_parameters = list(self.target_network.parameters())
-        self.optimizer = self.adam(
+        self.optimizer = self.network_optimizer(
             self.value_network.parameters(), max_grad_norm=self.config.max_grad_norm
         )
         self._noisy = {

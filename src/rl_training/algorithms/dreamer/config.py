@@ -41,11 +41,11 @@ class DreamerConfig(AlgoConfig):
     buffer_capacity: Annotated[int, Field(ge=2, le=LARGEST_INT), Whole] = 200_000
     """Steps kept; the oldest are overwritten."""
     world_model_learning_rate: PositiveFloat = 1e-4
-    """Adam step size of the world model."""
+    """Step size of the world model."""
     actor_learning_rate: PositiveFloat = 4e-5
-    """Adam step size of the policy."""
+    """Step size of the policy."""
     critic_learning_rate: PositiveFloat = 4e-5
-    """Adam step size of the value."""
+    """Step size of the value."""
     adam_epsilon: PositiveFloat = 1e-8
     """What Adam adds to the root of the mean squared gradient of the world model."""
     behaviour_adam_epsilon: PositiveFloat = 1e-5

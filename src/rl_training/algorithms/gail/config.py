@@ -29,7 +29,7 @@ class GAILConfig(PPOConfig):
     """`softplus` is -log(1 - D) >= 0, `log_d` is log D <= 0, `airl` is log D - log(1 - D),
     `conditional` is `airl` minus its mean over the policy's actions in the same state."""
     discriminator_learning_rate: PositiveFloat = 3e-4
-    """Adam step size of the discriminator."""
+    """Step size of the discriminator."""
     discriminator_adam_epsilon: PositiveFloat = 1e-8
     """`adam_epsilon` of the discriminator."""
     discriminator_updates: PositiveInt = 8

@@ -68,7 +68,7 @@ class GAIL(PPO):
     def setup(self) -> None:
         """Add the discriminator's optimizer and statistics, and a replay of what the policy did."""
         super().setup()
-        self.discriminator_optimizer = self.adam(
+        self.discriminator_optimizer = self.network_optimizer(
             self.discriminator.parameters(),
             "discriminator_learning_rate",
             eps="discriminator_adam_epsilon",
