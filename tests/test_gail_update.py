@@ -22,7 +22,7 @@ from rl_training.data.batch import RolloutBatch
 from rl_training.data.replay.pairs import GeneratorReplay, Pairs
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
-from rl_training.experiment.checkpoint.tree import compare_states
+from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.models import MLPActorCriticModel, MLPGAILDiscriminator
 from rl_training.rng import Rng
 from rl_training.testing.contract import build, flat_state, make_batch

@@ -10,7 +10,7 @@ shared by all seeds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -118,20 +118,19 @@ def require_found(owner: Stateful) -> None:
             )
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
+def _tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, nn.Module):
-        yield from value.parameters()
-        yield from value.buffers()
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors_in(item)
+        return [value]
+    if isinstance(value, nn.Module):
+        return [*value.parameters(), *value.buffers()]
+    items: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        items = value.values()
     elif isinstance(value, list | tuple | set):
-        for item in value:
-            yield from _tensors_in(item)
+        items = value
     elif hasattr(value, "state_dict"):
-        yield from _tensors_in(list(vars(value).values()))
+        items = vars(value).values()
+    return [tensor for item in items for tensor in _tensors_in(item)]
 
 
 def leaves_in(tree: Any) -> dict[tuple[str, ...], Any]:

@@ -16,7 +16,7 @@ from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.iqn import IQN
 from rl_training.algorithms.td3 import TD3
 from rl_training.algorithms.value_based import ValueBased
-from rl_training.experiment.checkpoint.tree import compare_states
+from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.train import train

@@ -13,7 +13,7 @@ from rl_training.algorithms.dreamer.learner import DreamerState, encode_action
 from rl_training.algorithms.pets.planned import Planned
 from rl_training.algorithms.pets.planning import PlanningState
 from rl_training.data.datasets.dataset import OfflineDataset
-from rl_training.experiment.checkpoint.tree import compare_states
+from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.runtime.workflows import LoadedAgent
 from rl_training.testing.contract import TASK, build, random_obs, small_config
 from rl_training.tools.collect import CollectPlan, collect_dataset

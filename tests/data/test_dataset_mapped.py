@@ -24,7 +24,7 @@ from rl_training.data.replay.mapped import MappedBuffer, packed_through
 from rl_training.envs.probe import probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError, DataError
-from rl_training.experiment.checkpoint.tree import compare_states
+from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec

@@ -25,7 +25,7 @@ from rl_training.envs.backends.mujoco_batch import MujocoBatch
 from rl_training.envs.backends.mujoco_simulations import SimulationError
 from rl_training.envs.spec import Array
 from rl_training.errors import CheckpointError, ConfigError, EnvError
-from rl_training.experiment.checkpoint.tree import compare_states
+from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluator import Evaluator

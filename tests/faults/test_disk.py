@@ -17,7 +17,7 @@ from helpers.faults import Tried, final_state, setting
 from helpers.fork_server import ForkServer
 from rl_training.errors import CheckpointError, RLTrainingError
 from rl_training.experiment.checkpoint import files
-from rl_training.experiment.checkpoint.tree import compare_states
+from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.checkpointing import (
     list_checkpoints,
     open_checkpoint,

@@ -19,7 +19,7 @@ import pytest
 
 from helpers.faults import Tried, final_state, log_lines, setting
 from helpers.fork_server import ForkServer
-from rl_training.experiment.checkpoint.tree import compare_states
+from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.registry import algorithm_names
 from rl_training.experiment.runs import create_run_folder
 from rl_training.runtime.train import train

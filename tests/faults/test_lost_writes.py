@@ -17,7 +17,7 @@ from helpers.faults import Tried
 from helpers.lost_writes import LossyDisk, lay_out
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpoint import files
-from rl_training.experiment.checkpoint.tree import compare_states
+from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.checkpointing import (
     open_checkpoint,
     prune_checkpoints,

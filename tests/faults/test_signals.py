@@ -13,7 +13,7 @@ import pytest
 from helpers.faults import Tried, final_state
 from helpers.fork_server import ForkServer
 from helpers.tiny import run_cli
-from rl_training.experiment.checkpoint.tree import compare_states
+from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.checkpointing import list_checkpoints, verify_checkpoint
 from rl_training.experiment.registry import algorithm_names
 from rl_training.runtime.train import train

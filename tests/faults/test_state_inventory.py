@@ -20,7 +20,7 @@ import torch
 from helpers.faults import Tried, final_state, leaves, setting
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.errors import RLTrainingError
-from rl_training.experiment.checkpoint.tree import compare_states
+from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.checkpointing import LoadedCheckpoint, open_checkpoint
 from rl_training.experiment.registry import algorithm_names
 from rl_training.runtime import workflows

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from rl_training.cli import main
-from rl_training.experiment.checkpoint.tree import digest_state
+from rl_training.experiment.checkpoint.codec import digest_state
 from rl_training.experiment.checkpointing import open_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec

@@ -16,7 +16,7 @@ from rl_training.algorithms.optim import Adam
 from rl_training.algorithms.sac import SACConfig
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.errors import ConfigError, DataError
-from rl_training.experiment.checkpoint.tree import slice_seed
+from rl_training.experiment.checkpoint.codec import slice_seed
 from rl_training.models import MLPMOPOEnsembleModel
 from rl_training.rng import Rng
 from rl_training.runtime.compile.trace import Source, trace_once

@@ -13,14 +13,13 @@ from hypothesis.extra import numpy as npst
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl_training.algorithms.base import td_target, weighted_mean
 from rl_training.algorithms.losses import (
     gae,
     huber,
     ppo_policy_loss,
     ppo_value_loss,
     quantile_huber,
-    td_target,
-    weighted_mean,
 )
 
 Array = NDArray[Any]

@@ -14,7 +14,7 @@ import torch
 from helpers.checkpoints import Ring, save
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpoint import files
-from rl_training.experiment.checkpoint.tree import compare_states
+from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.checkpointing import (
     list_checkpoints,
     load_checkpoint,

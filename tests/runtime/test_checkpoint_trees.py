@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from helpers.checkpoints import DTYPES, awkward_tree
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpoint.tree import (
+from rl_training.experiment.checkpoint.codec import (
     compare_states,
     digest_state,
     flatten_state,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from helpers.checkpoints import Ring, awkward_tree, save
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpoint import files
-from rl_training.experiment.checkpoint.tree import (
+from rl_training.experiment.checkpoint.codec import (
     compare_states,
     flatten_state,
     slice_seed,

@@ -12,7 +12,7 @@ import torch
 from helpers.tiny import Outcome, run_cli, tiny_config, write_tiny
 from rl_training.algorithms.sources import PriorSettings, replay_settings
 from rl_training.errors import ConfigError, SpecMismatch
-from rl_training.experiment.checkpoint.tree import digest_state
+from rl_training.experiment.checkpoint.codec import digest_state
 from rl_training.experiment.checkpointing import list_checkpoints, open_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import create_run_folder

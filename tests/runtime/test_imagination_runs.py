@@ -24,7 +24,7 @@ from rl_training.data.replay.mapped import MappedBuffer
 from rl_training.envs.probe import probe_env
 from rl_training.envs.tasks.functions import termination_function
 from rl_training.errors import ConfigError, DataError, EnvError, SpecMismatch
-from rl_training.experiment.checkpoint.tree import compare_states
+from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import get_algorithm_spec

@@ -19,7 +19,7 @@ from rl_training.data.datasets.writers import save_dataset
 from rl_training.data.replay.prior import WithPrior
 from rl_training.envs.probe import probe_env
 from rl_training.errors import ConfigError
-from rl_training.experiment.checkpoint.tree import compare_states
+from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import replay as replays

@@ -19,9 +19,9 @@ from rl_training.algorithms.base import (
     TransitionLearner,
     frozen_copy,
     polyak_update,
+    weighted_mean,
 )
 from rl_training.algorithms.config import AlgoConfig
-from rl_training.algorithms.losses import weighted_mean
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.layers import ActivationName

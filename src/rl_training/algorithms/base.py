@@ -7,6 +7,7 @@ number back from the device.  Shapes: S seeds, B batch, n environments per seed,
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -164,6 +165,7 @@ class Learner(Stateful, Generic[BatchT]):
         self.progress = 0.0
         self.rate_factor = 1.0
         """What the run multiplies learning rates by, beside their schedule."""
+        self._scheduled_factor = math.nan  # what the optimizers have now; not yet any
         self.setup_inputs()
         self.setup()
         require_found(self)
@@ -406,8 +408,10 @@ class Learner(Stateful, Generic[BatchT]):
         """Move every schedule to `progress`, the share of the planned run that is done."""
         self.progress = min(max(progress, 0.0), 1.0)
         factor = self.rate_factor * learning_rate_factor(self.config.lr_schedule, self.progress)
-        for optimizer in self.optimizers():
-            optimizer.rate.set(optimizer.base_learning_rate * factor)
+        if factor != self._scheduled_factor:
+            self._scheduled_factor = factor
+            for optimizer in self.optimizers():
+                optimizer.rate.set(optimizer.base_learning_rate * factor)
 
     def schedule_values(self, index: int = 0) -> dict[str, float]:
         """Return what the schedules give a member at the current progress, for the log."""
@@ -458,6 +462,23 @@ class OnPolicyLearner(Learner[RolloutBatch]):
 def seed_env_view(values: Tensor, ndim: int) -> Tensor:
     """View `[S, n]` as `[S, n, 1, ...]` with `ndim` axes."""
     return values.view(*values.shape, *[1] * (ndim - 2))
+
+
+def td_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
+    """Bootstrapped return `r + discount * V(s')`; `discount` is zero at terminations only."""
+    return torch.addcmul(reward, discount, next_value)
+
+
+def weighted_mean(loss: Tensor, weight: Tensor | None) -> Tensor:
+    """Mean over the last axis, with importance weights when there are any."""
+    return (loss if weight is None else loss * weight).mean(-1)
+
+
+def add_weighted(loss: Tensor, term: Tensor, weight: float | Tensor) -> Tensor:
+    """Return `loss + weight * term`, all `[S]`; the weight is a number or one per seed."""
+    if isinstance(weight, Tensor):
+        return torch.addcmul(loss, weight, term)
+    return torch.add(loss, term, alpha=weight)
 
 
 def frozen_copy(module: nn.Module) -> nn.Module:

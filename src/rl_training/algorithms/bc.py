@@ -15,9 +15,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import StepOutput, TransitionLearner
+from rl_training.algorithms.base import StepOutput, TransitionLearner, weighted_mean
 from rl_training.algorithms.config import AlgoConfig, part_of
-from rl_training.algorithms.losses import weighted_mean
 from rl_training.algorithms.pixel_config import PixelConfig, encoder_for, refuse_standardized
 from rl_training.algorithms.sources import OfflineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop

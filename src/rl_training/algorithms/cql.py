@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.actor_critic import Loss
+from rl_training.algorithms.base import td_target
 from rl_training.algorithms.config import LearningRate
-from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.sac import SAC, SACConfig, sac_loss, sac_networks
 from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop

@@ -15,8 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rl_training.algorithms.base import add_weighted, weighted_mean
 from rl_training.algorithms.dqn import DQN, dqn_loss, dqn_networks
-from rl_training.algorithms.losses import add_weighted, weighted_mean
 from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.value_based import ValueBasedConfig

@@ -14,8 +14,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from rl_training.algorithms.base import td_target, weighted_mean
 from rl_training.algorithms.config import part_of
-from rl_training.algorithms.losses import huber, td_target, weighted_mean
+from rl_training.algorithms.losses import huber
 from rl_training.algorithms.pixel_config import PixelConfig, encoder_for
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.value_based import Exploration, ValueBased, ValueBasedConfig

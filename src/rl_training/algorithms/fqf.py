@@ -23,8 +23,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from rl_training.algorithms.base import weighted_mean
 from rl_training.algorithms.iqn import implicit_network
-from rl_training.algorithms.losses import weighted_mean
 from rl_training.algorithms.optim import RMSprop
 from rl_training.algorithms.quantile import (
     QUANTILE_METRICS,

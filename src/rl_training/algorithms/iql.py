@@ -19,9 +19,9 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss, networks_of
-from rl_training.algorithms.base import StepOutput, polyak_update
+from rl_training.algorithms.base import StepOutput, polyak_update, td_target, weighted_mean
 from rl_training.algorithms.config import LearningRate, LRSchedule
-from rl_training.algorithms.losses import expectile_loss, td_target, weighted_mean
+from rl_training.algorithms.losses import expectile_loss
 from rl_training.algorithms.optim import learning_rate_factor
 from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop

@@ -1,6 +1,6 @@
-"""Pure functions of tensors that several algorithms share, each with its equation.
+"""Losses and advantages of papers as pure functions of tensors, each with its equation.
 
-Reductions go over the batch axis only, so results are `[S]`.
+What all learners do with a loss (`td_target`, `weighted_mean`, `add_weighted`) is in `base`.
 """
 
 from __future__ import annotations
@@ -8,16 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-
-def td_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
-    """Bootstrapped return `r + discount * V(s')`; `discount` is zero at terminations only."""
-    return torch.addcmul(reward, discount, next_value)
-
-
-def weighted_mean(loss: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean over the last axis, with importance weights when there are any."""
-    return (loss if weight is None else loss * weight).mean(-1)
 
 
 def huber(prediction: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
@@ -101,13 +91,6 @@ def gae(
     for step in range(len(deltas) - 2, -1, -1):
         advantages.append(torch.addcmul(deltas[step], decays[step], advantages[-1]))
     return torch.stack(advantages[::-1], 1)
-
-
-def add_weighted(loss: Tensor, term: Tensor, weight: float | Tensor) -> Tensor:
-    """Return `loss + weight * term`, all `[S]`; the weight is a number or one per seed."""
-    if isinstance(weight, Tensor):
-        return torch.addcmul(loss, weight, term)
-    return torch.add(loss, term, alpha=weight)
 
 
 def ppo_policy_loss(ratio: Tensor, advantage: Tensor, clip_coef: float | Tensor) -> Tensor:

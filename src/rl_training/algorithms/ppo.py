@@ -17,9 +17,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import OnPolicyLearner, StepOutput
+from rl_training.algorithms.base import OnPolicyLearner, StepOutput, add_weighted
 from rl_training.algorithms.config import AlgoConfig, part_of
-from rl_training.algorithms.losses import add_weighted, gae, ppo_policy_loss, ppo_value_loss
+from rl_training.algorithms.losses import gae, ppo_policy_loss, ppo_value_loss
 from rl_training.algorithms.pixel_config import PixelConfig, encoder_for, refuse_standardized
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch

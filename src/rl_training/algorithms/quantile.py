@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rl_training.algorithms.losses import quantile_huber, td_target, weighted_mean
+from rl_training.algorithms.base import td_target, weighted_mean
+from rl_training.algorithms.losses import quantile_huber
 from rl_training.algorithms.value_based import ValueBased, ValueBasedConfig
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError

@@ -23,8 +23,8 @@ from rl_training.algorithms.actor_critic import (
     Loss,
     networks_of,
 )
+from rl_training.algorithms.base import td_target
 from rl_training.algorithms.config import LearningRate
-from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.sources import TransitionReplay
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch

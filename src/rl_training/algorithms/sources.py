@@ -6,7 +6,7 @@ These are the parts of a method's settings that its loop reads.  A learner names
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -25,6 +25,17 @@ from rl_training.validation import (
 
 BatchRatio = Fraction | Literal["union"]
 """Share of a batch from recorded data, or draws from the union of data and experience."""
+
+
+class Pacing(NamedTuple):
+    """How many updates belong to the steps up to `step`: `step // every * times // shared_by`.
+
+    A whole number of the step alone: what is owed needs no account of its own.
+    """
+
+    every: int
+    times: int
+    shared_by: int = 1
 
 
 class ReplaySettings(Settings):
@@ -59,9 +70,15 @@ class ReplaySettings(Settings):
         """Steps learned from in an update, per seed."""
         return self.rows_per_update
 
+    @property
+    def pacing(self) -> Pacing:
+        """When updates are due, were there no `learning_starts`."""
+        return Pacing(self.train_frequency, self.updates_per_round)
+
     def updates_by(self, step: int) -> int:
         """Updates that belong to the steps up to `step`, were there no `learning_starts`."""
-        return step // self.train_frequency * self.updates_per_round
+        every, times, shared_by = self.pacing
+        return step // every * times // shared_by
 
     @model_validator(mode="after")
     def _capacity_holds_a_batch(self) -> ReplaySettings:
@@ -96,12 +113,12 @@ class SequenceReplay(ReplaySettings):
         """Steps learned from in an update, per seed."""
         return self.batch_size * self.batch_length
 
-    def updates_by(self, step: int) -> int:
-        """Updates that belong to the steps up to `step`, were there no `learning_starts`."""
+    @property
+    def pacing(self) -> Pacing:
+        """When updates are due; by `train_ratio` where it is given."""
         if self.train_ratio is None:
-            return super().updates_by(step)
-        # A whole number of the step alone: what is owed needs no account of its own.
-        return step * self.train_ratio // self.steps_per_update
+            return super().pacing
+        return Pacing(1, self.train_ratio, self.steps_per_update)
 
     @model_validator(mode="after")
     def _capacity_holds_a_sequence(self) -> SequenceReplay:

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import ActorCritic, ActorCriticConfig, Loss, networks_of
-from rl_training.algorithms.base import ActingState, frozen_copy, polyak_update
+from rl_training.algorithms.base import ActingState, frozen_copy, polyak_update, td_target
 from rl_training.algorithms.config import LearningRate
-from rl_training.algorithms.losses import td_target
 from rl_training.algorithms.sources import TransitionReplay
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch

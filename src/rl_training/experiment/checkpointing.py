@@ -6,24 +6,21 @@ the disk; it is verified against sizes and digests before anything of it is retu
 no lock.  One process at a time may write to a run; the run's own lock sees to that.
 """
 
-from rl_training.experiment.checkpoint.catalog import (
-    ForeignCheckpoint,
-    is_checkpoint,
-    list_checkpoints,
-    open_checkpoint,
-    passed_over,
-    prune_checkpoints,
-    resolve_checkpoint,
-)
 from rl_training.experiment.checkpoint.files import CheckpointEntry, FileRecord, checkpoints_dir
 from rl_training.experiment.checkpoint.load import (
+    ForeignCheckpoint,
     LoadedCheckpoint,
+    is_checkpoint,
+    list_checkpoints,
     load_checkpoint,
+    open_checkpoint,
+    passed_over,
+    resolve_checkpoint,
     restore_seed_segments,
     verify_checkpoint,
 )
 from rl_training.experiment.checkpoint.manifest import SCHEMA_VERSION, Manifest, read_manifest
-from rl_training.experiment.checkpoint.save import save_checkpoint
+from rl_training.experiment.checkpoint.save import prune_checkpoints, save_checkpoint
 from rl_training.experiment.checkpoint.segments import Segmented
 from rl_training.experiment.checkpoint.single import SingleFile, load_single_file, save_single_file
 

@@ -156,7 +156,8 @@ class TrainConfig(Settings):
     @model_validator(mode="after")
     def _algorithm_fits(self) -> TrainConfig:
         _ = self.algo_config  # parsing it is the check
-        check_grid(type(self.algo_config), self.algo_kwargs, self.grid)
+        if self.grid:
+            check_grid(type(self.algo_config), self.algo_kwargs, self.grid)
         return self
 
     @cached_property

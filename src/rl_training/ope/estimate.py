@@ -28,7 +28,7 @@ from rl_training.ope.fitted_q import OnProgress, Policy, fit_members
 from rl_training.ope.fqe import FQEConfig
 from rl_training.ope.value import OfflineValue, ranked, summarize_fit, weight_beyond
 from rl_training.rng import Rng
-from rl_training.runtime.checkpoints.group import Warn
+from rl_training.runtime.checkpoints.resume import Warn
 from rl_training.runtime.workflows import LoadedAgent, load_agent
 
 Source: TypeAlias = OfflineDataset | str | Path

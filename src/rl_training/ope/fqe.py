@@ -24,8 +24,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rl_training.algorithms.base import frozen_copy, polyak_update
-from rl_training.algorithms.losses import td_target
+from rl_training.algorithms.base import frozen_copy, polyak_update, td_target
 from rl_training.algorithms.optim import Adam
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.layers import StackedMLP

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
+from rl_training.algorithms.base import AnyLearner
+from rl_training.algorithms.config import AlgoConfig
+from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.envs.given import is_object, stepped_itself
 from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
+from rl_training.envs.spec import EnvSpec
 from rl_training.errors import (
+    CheckpointError,
     ConfigError,
     EnvError,
     NonFiniteError,
     RLTrainingError,
+    SpecMismatch,
     exit_is_error,
     last_own_frame,
 )
+from rl_training.experiment.checkpoint.codec import MAX_TENSORS
 from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
@@ -27,15 +34,17 @@ from rl_training.experiment.runs import new_run
 from rl_training.experiment.trackers import require_trackers
 from rl_training.models.precision import set_precision
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.checkpoints.saver import usable
 from rl_training.runtime.checkpoints.warm_start import Origin
 from rl_training.runtime.compile.runner import Accelerator
 from rl_training.runtime.health.diagnostics import note_failure, with_diagnostics
 from rl_training.runtime.loops import ONLINE, run_offline
+from rl_training.runtime.replay import require_free
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
 from rl_training.runtime.signals import watch_signals
-from rl_training.runtime.sizing import require_learner_fits, require_same_shapes
 from rl_training.runtime.threads import choose_threads, thread_count
+from rl_training.state import tensors_in
 
 
 class TrainFunction(Protocol):
@@ -122,10 +131,9 @@ def _run(
         # The task is tried before a folder is made, so that a mistake leaves nothing behind.
         task = probe_env(config.env_id, config.env_kwargs)
         spec.check_env(task)
-        for member in loaded:
-            state = member.states.get("learner")
-            require_same_shapes(spec, task, config.algo_config, state, str(member.path))
-        require_learner_fits(spec, task, config.algo_config, len(config.members), device)
+        states = {str(member.path): member.states.get("learner") for member in loaded}
+        outline = require_same_shapes(spec, task, config.algo_config, states)
+        _require_fits(spec, outline, len(config.members), device)
         starts_from_another = config.from_checkpoint is not None and not loaded
         origin = Origin(config, task) if starts_from_another else None
         learner = spec.build(
@@ -206,6 +214,55 @@ def _require_one_of_a_kind(config: TrainConfig) -> None:
             f"{config.env_id} is one environment, but num_envs {config.num_envs} with "
             f"{len(config.members)} seeds needs more; give a function that makes it"
         )
+
+
+# How large a learner is, known before any of it is allocated: settings may come from a stranger's
+# checkpoint, or be a slip of the keyboard, and the machine must not be the one to find out.
+
+
+def require_same_shapes(
+    spec: AlgorithmSpec, env: EnvSpec, config: AlgoConfig, states: Mapping[str, Any]
+) -> AnyLearner:
+    """Return a learner of one seed without memory, once every given state fits it.
+
+    Args:
+        spec: The algorithm.
+        env: The task.
+        config: The settings.
+        states: Learners' states of one seed each, by where they come from; there may be none.
+
+    Raises:
+        CheckpointError: Naming a tensor whose shape differs from what the settings describe.
+        ConfigError: The settings ask for more than can be built.
+    """
+    # What building draws ends up in the state, as one tensor or as a few that are combined.
+    most = min((2 * len(tensors_in(state)) + 64 for state in states.values()), default=MAX_TENSORS)
+    try:
+        outline = spec.outline(env, config, most)
+    except (ConfigError, SpecMismatch) as error:
+        if not states:
+            raise
+        raise CheckpointError(
+            f"{next(iter(states))}: its settings do not describe what it holds ({error}); it was "
+            "not written by this package, so use another checkpoint."
+        ) from None
+    for where, state in states.items():
+        with usable("learner", where):
+            outline.load_state_dict(state)
+    return outline
+
+
+def _require_fits(
+    spec: AlgorithmSpec, outline: AnyLearner, num_seeds: int, device: torch.device
+) -> None:
+    """Refuse a learner that cannot fit into memory.
+
+    Raises:
+        ConfigError: With the sizes.
+    """
+    needed = num_seeds * sum(tensor.nbytes for tensor in tensors_in(outline.state_dict()).values())
+    what = f"the learner of {spec.name} with {num_seeds} member{'s' if num_seeds > 1 else ''}"
+    require_free(needed, what, device, "use smaller networks or fewer members")
 
 
 def choose_device(name: str) -> torch.device:

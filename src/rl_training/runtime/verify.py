@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.checkpoint.tree import Difference, compare_states, digest_state
+from rl_training.experiment.checkpoint.codec import Difference, compare_states, digest_state
 from rl_training.experiment.checkpointing import load_checkpoint, read_manifest
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.train import train

@@ -30,14 +30,16 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import run_lock
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.checkpoints.group import Warn, group_folders
-from rl_training.runtime.checkpoints.header import check_header, checked
-from rl_training.runtime.checkpoints.resume import find_start, home_of
-from rl_training.runtime.checkpoints.saver import usable
+from rl_training.runtime.checkpoints.resume import Warn, find_start, group_folders, home_of
+from rl_training.runtime.checkpoints.saver import check_header, checked, usable
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.results import EvalResult, TrainResult
-from rl_training.runtime.sizing import require_same_shapes
-from rl_training.runtime.train import choose_device, continue_elsewhere, continue_run
+from rl_training.runtime.train import (
+    choose_device,
+    continue_elsewhere,
+    continue_run,
+    require_same_shapes,
+)
 from rl_training.validation import parse
 
 
@@ -146,7 +148,7 @@ def agent_from(header: dict[str, Any], state: Any, device: str) -> LoadedAgent:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's description cannot be used: {error}") from None
     spec = get_algorithm_spec(config.algo)
-    require_same_shapes(spec, env_spec, config.algo_config, state, "the checkpoint")
+    require_same_shapes(spec, env_spec, config.algo_config, {"the checkpoint": state})
     learner = spec.build(
         env_spec, config.algo_config, (seed,), choose_device(device), env_kwargs=config.env_kwargs
     )

@@ -21,7 +21,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import ActingState, Learner, StepOutput, frozen_copy, polyak_update
+from rl_training.algorithms.base import (
+    ActingState,
+    Learner,
+    StepOutput,
+    add_weighted,
+    frozen_copy,
+    polyak_update,
+)
 from rl_training.algorithms.dreamer.config import DreamerConfig
 from rl_training.algorithms.dreamer.losses import (
     PercentileRange,
@@ -31,7 +38,6 @@ from rl_training.algorithms.dreamer.losses import (
     lambda_return,
     path_weights,
 )
-from rl_training.algorithms.losses import add_weighted
 from rl_training.algorithms.optim import (
     Optimizer,
     learning_rate_factor,

@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.base import StepOutput
+from rl_training.algorithms.base import StepOutput, add_weighted
 from rl_training.algorithms.bc import action_error
 from rl_training.algorithms.gail.config import GAILConfig
 from rl_training.algorithms.gail.losses import (
@@ -29,7 +29,6 @@ from rl_training.algorithms.gail.losses import (
     interpolate,
     penalty_of_norm,
 )
-from rl_training.algorithms.losses import add_weighted
 from rl_training.algorithms.optim import Adam
 from rl_training.algorithms.pixel_config import PixelConfig, encoder_for
 from rl_training.algorithms.ppo import PPO, ppo_networks

@@ -72,7 +72,7 @@ class Manifest:
     header: Any
     """Structure of the caller's header; it refers to no tensors."""
     states: Mapping[str, Any]
-    """Component to structure, see `checkpoint_codec.py`."""
+    """Component to structure, see `codec.py`."""
     files: Mapping[str, FileRecord]
     """Relative path to size and digest, of every file but the manifest."""
     segments: tuple[SegmentTable, ...]

@@ -1,16 +1,19 @@
-"""Saving a checkpoint: staged beside its place, made durable, then moved there in one step."""
+"""Saving a checkpoint: staged beside its place, made durable, then moved there in one step.
+
+Old ones are deleted once newer ones are good.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rl_training._version import __version__
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpoint import files
-from rl_training.experiment.checkpoint.codec import flatten_state
+from rl_training.experiment.checkpoint.codec import encode_tensors, flatten_state
 from rl_training.experiment.checkpoint.files import FileRecord
 from rl_training.experiment.checkpoint.manifest import (
     MANIFEST_NAME,
@@ -22,10 +25,10 @@ from rl_training.experiment.checkpoint.manifest import (
     read_manifest,
     state_path,
     utc_now,
+    verify_sizes,
 )
 from rl_training.experiment.checkpoint.segments import Segmented, SegmentWriter
 from rl_training.experiment.checkpoint.single import encode_plain
-from rl_training.experiment.checkpoint.tensors import encode_tensors
 
 
 def save_checkpoint(
@@ -136,3 +139,38 @@ def _write_all(
     )
     files.write_file(writer.folder / MANIFEST_NAME, [manifest.to_bytes()])
     files.fsync_dir(writer.folder)
+
+
+def prune_checkpoints(
+    run_dir: Path | str, keep_last: int, protect: Collection[int] = ()
+) -> list[int]:
+    """Delete all but the newest `keep_last` good checkpoints and the steps in `protect`.
+
+    A checkpoint counts as good when its manifest is intact and every file has its size.  Damaged
+    ones do not count, so the only good one is never deleted whatever stands above it.
+
+    Returns:
+        The steps that were deleted.
+
+    Raises:
+        CheckpointError: `keep_last` is below 1, or a folder cannot be deleted.
+    """
+    if keep_last < 1:
+        raise CheckpointError(f"keep_last is {keep_last}; at least 1 checkpoint must be kept.")
+    good, removed = 0, []
+    for step, path in reversed(files.step_entries(files.checkpoints_dir(run_dir))):
+        if good < keep_last:
+            good += _looks_good(path)
+        elif step not in protect:
+            with files.advise(f"deleting {path}"):
+                files.discard(path, path.parent / f"step_{step}")
+            removed.append(step)
+    return removed
+
+
+def _looks_good(path: Path) -> bool:
+    try:
+        verify_sizes(path, read_manifest(path), None)
+    except CheckpointError:
+        return False
+    return True

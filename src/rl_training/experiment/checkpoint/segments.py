@@ -18,6 +18,11 @@ from torch import Tensor
 
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpoint import files
+from rl_training.experiment.checkpoint.codec import (
+    decode_tensors,
+    digest_tensors,
+    encode_tensors,
+)
 from rl_training.experiment.checkpoint.files import FileRecord
 from rl_training.experiment.checkpoint.manifest import (
     SEGMENT_FOLDER,
@@ -25,11 +30,6 @@ from rl_training.experiment.checkpoint.manifest import (
     SegmentFile,
     SegmentTable,
     check_component_name,
-)
-from rl_training.experiment.checkpoint.tensors import (
-    decode_tensors,
-    digest_tensors,
-    encode_tensors,
 )
 
 _PROBES = 8

@@ -20,20 +20,21 @@ from torch import Tensor
 from rl_training._version import __version__
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpoint import files
-from rl_training.experiment.checkpoint.codec import flatten_state, unflatten_state
+from rl_training.experiment.checkpoint.codec import (
+    MAX_HEADER_BYTES,
+    decode_tensors,
+    digest_tensors,
+    encode_header,
+    encode_tensors,
+    flatten_state,
+    unflatten_state,
+)
 from rl_training.experiment.checkpoint.manifest import (
     SCHEMA_VERSION,
     check_component_name,
     seal,
     unseal,
     utc_now,
-)
-from rl_training.experiment.checkpoint.tensors import (
-    MAX_HEADER_BYTES,
-    decode_tensors,
-    digest_tensors,
-    encode_header,
-    encode_tensors,
 )
 from rl_training.output_files import check_replaceable
 

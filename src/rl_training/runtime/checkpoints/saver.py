@@ -1,4 +1,9 @@
-"""Turns the registered parts of a run into checkpoints, one per seed, and back."""
+"""Turns the registered parts of a run into checkpoints, one per seed, and back.
+
+The header of a checkpoint says what run it is of: `Saver` writes it, and `checked` looks at it
+before any of it is used.  The manifest's digest shows that a header was not damaged, not that it is
+honest.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import CheckpointError, NonFiniteError, RLTrainingError
+from rl_training.errors import CheckpointError, ConfigError, NonFiniteError, RLTrainingError
 from rl_training.experiment.checkpoint import files
-from rl_training.experiment.checkpoint.tree import slice_seed, stack_seeds
+from rl_training.experiment.checkpoint.codec import slice_seed, stack_seeds
 from rl_training.experiment.checkpointing import (
     LoadedCheckpoint,
     list_checkpoints,
@@ -24,12 +30,14 @@ from rl_training.experiment.checkpointing import (
     restore_seed_segments,
     save_checkpoint,
 )
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config import MAX_THREADS, TrainConfig
 from rl_training.experiment.runs import mark_saved, run_id
 from rl_training.runtime.health.diagnostics import non_finite
 from rl_training.state import require_same_keys, tensors_in
+from rl_training.validation import parse
 
 BEST_FILE = "best.json"
+_Count = Annotated[int, Field(ge=0)]
 
 
 class Part(Protocol):
@@ -46,6 +54,26 @@ class Part(Protocol):
 
 ADJUSTMENTS = "adjustments"
 """Part of a checkpoint that says what callbacks have changed."""
+
+
+class RunHeader(BaseModel):
+    """The fields that loops and workflows read; a newer version may write more."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    run_id: str | None = None
+    config: dict[str, Any]
+    env_spec: dict[str, Any]
+    seed: _Count
+    log_offset: _Count
+    best_step: Annotated[int, Field(ge=-1)]
+    resume_level: str
+    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)]
+    device: str
+    group: dict[str, Any] | None = None
+    origin: dict[str, Any] | None = None
+    rewards: list[float] | None = None
+    notes: list[str] | None = None
 
 
 class Saver:
@@ -186,6 +214,29 @@ class Saver:
         for checkpoint, folder in zip(loaded, self.folders, strict=True):
             messages += set_newer_aside(folder, checkpoint.step)
         return messages
+
+
+def checked(loaded: LoadedCheckpoint) -> LoadedCheckpoint:
+    """Return a checkpoint whose description can be relied on.
+
+    Raises:
+        CheckpointError: Naming what is missing or wrong in it.
+    """
+    check_header(loaded.header, loaded.path)
+    return loaded
+
+
+def check_header(header: object, path: Path) -> None:
+    """Refuse a description that lacks something or has it of another type."""
+    try:
+        if not isinstance(header, Mapping):
+            raise ConfigError(f"it is a {type(header).__name__}")
+        parse(RunHeader, header)
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{path} describes its run in a way that cannot be used ({error}); it was not written "
+            f"by this package, so use another checkpoint."
+        ) from None
 
 
 def restore_parts(loaded: Sequence[LoadedCheckpoint], parts: Mapping[str, Any]) -> list[str]:

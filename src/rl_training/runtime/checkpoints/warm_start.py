@@ -25,12 +25,11 @@ from rl_training.algorithms.optim import Optimizer
 from rl_training.data.normalizer import RunningNorm
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError, SpecMismatch
-from rl_training.experiment.checkpoint.tree import digest_state
+from rl_training.experiment.checkpoint.codec import digest_state
 from rl_training.experiment.checkpointing import LoadedCheckpoint, load_single_file, open_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.checkpoints.group import group_folders, load_group
-from rl_training.runtime.checkpoints.header import checked
-from rl_training.runtime.checkpoints.saver import rewards_of
+from rl_training.runtime.checkpoints.resume import group_folders, load_group
+from rl_training.runtime.checkpoints.saver import checked, rewards_of
 from rl_training.state import copy_tensor, tensors_in
 from rl_training.validation import parse
 
