@@ -74,7 +74,7 @@ TABLE: tuple[ForeignName, ...] = (
         ("activation_fn", "activation", "a name, such as tanh"),
         ("optimizer_class", "optimizer", "a name, such as adamw"),
         ("optimizer_kwargs", "optimizer", "a mapping, such as {type: adamw, weight_decay: 0.01}"),
-        ("features_extractor_class", "encoder"),
+        ("features_extractor_class", "encoder", "module:function that makes one"),
         ("log_std_init", "initial_log_std"),
         ("norm_obs", "normalize_obs normalize_observations"),
         ("norm_reward", "normalize_reward normalize_rewards"),

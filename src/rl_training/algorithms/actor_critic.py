@@ -9,6 +9,7 @@ Shapes: S seeds, N critics, B batch, A action.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +23,7 @@ from rl_training.algorithms.base import (
     weighted_mean,
 )
 from rl_training.algorithms.config import AlgoConfig
+from rl_training.algorithms.own_encoders import OwnEncoder, own_encoder
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.layers import ActivationName
@@ -47,6 +49,9 @@ class ActorCriticConfig(AlgoConfig):
     """Widths of the hidden layers of critics and state values; null uses `hidden_sizes`."""
     activation: ActivationName = "relu"
     """What follows each hidden layer of actor and critics."""
+    encoder: OwnEncoder | None = None
+    """`module:function` that makes each network's features of observations, images among them; null
+    lets the layers read vectors."""
     actor_learning_rate: PositiveFloat | None = None
     """Step size of the actor, and of a learned temperature; null uses that of the critics."""
     tau: Fraction = 0.005
@@ -194,6 +199,7 @@ def networks_of(model_class: type[nn.Module]) -> Callable[..., dict[str, nn.Modu
     """Return the function that builds a learner's `model` for a task and its settings."""
 
     def networks(env: EnvSpec, config: ActorCriticConfig, rng: Rng) -> dict[str, nn.Module]:
+        name = config.encoder
         model = model_class(
             env.obs_dim,
             env.action_dim,
@@ -203,6 +209,7 @@ def networks_of(model_class: type[nn.Module]) -> Callable[..., dict[str, nn.Modu
             activation=config.activation,
             num_critics=config.num_critics,
             use_layer_norm=config.use_layer_norm,
+            encoder=None if name is None else partial(own_encoder, env, name),
             rng=rng,
         )
         return {"model": model}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import StepOutput, TransitionLearner, weighted_mean
 from rl_training.algorithms.config import AlgoConfig, part_of
-from rl_training.algorithms.pixel_config import PixelConfig, encoder_for, refuse_standardized
+from rl_training.algorithms.pixel_config import PixelConfig, refuse_standardized, shared_encoder
 from rl_training.algorithms.sources import OfflineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
@@ -105,16 +105,12 @@ def bc_networks(env: EnvSpec, config: BCConfig, rng: Rng) -> dict[str, nn.Module
     images, sizes = len(env.obs_shape) > 1, part_of(config, PixelConfig)
     standardized = part_of(config, OfflineSettings).normalize_observations
     refuse_standardized(env, "normalize_observations", images and standardized)
-    encoder = None
-    if images:
-        activation = config.activation or "relu"
-        encoder = encoder_for(env, config, rng, activation=activation, orthogonal_init=True)
     model = MLPPolicyModel(
         env.obs_dim,
         env.action_dim,
         sizes.head_hidden_sizes if images else sizes.hidden_sizes,
         discrete=env.action_kind == "discrete",
-        encoder=encoder,
+        encoder=shared_encoder(env, config, rng, config.activation or "relu"),
         activation=config.activation or "tanh",
         initial_log_std=config.initial_log_std,
         rng=rng,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import OnPolicyLearner, StepOutput, add_weighted
 from rl_training.algorithms.config import AlgoConfig, part_of
 from rl_training.algorithms.losses import gae, ppo_policy_loss, ppo_value_loss
-from rl_training.algorithms.pixel_config import PixelConfig, encoder_for, refuse_standardized
+from rl_training.algorithms.pixel_config import PixelConfig, refuse_standardized, shared_encoder
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch
 from rl_training.data.normalizer import RunningNorm
@@ -257,15 +257,14 @@ def explained_variance(value: Tensor, target: Tensor) -> Tensor:
 def ppo_networks(env: EnvSpec, config: PPOConfig, rng: Rng) -> dict[str, nn.Module]:
     """Build the networks for a task."""
     images = len(env.obs_shape) > 1
-    encoder, sizes, activation = None, config.hidden_sizes, config.activation or "tanh"
+    sizes, activation = config.hidden_sizes, config.activation or "tanh"
     if images:
         refuse_standardized(env, "normalize_obs", config.normalize_obs)
         activation = config.activation or "relu"
         sizes = part_of(config, PixelConfig).head_hidden_sizes
-        encoder = encoder_for(env, config, rng, activation=activation, orthogonal_init=True)
     actor_sizes, critic_sizes = config.actor_hidden_sizes, config.critic_hidden_sizes
     model = ActorCriticModel(
-        encoder,
+        shared_encoder(env, config, rng, activation),
         env.obs_dim,
         env.action_dim,
         sizes if actor_sizes is None else actor_sizes,

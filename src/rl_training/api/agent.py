@@ -15,6 +15,7 @@ from rich.console import Console
 from torch import nn
 
 from rl_training.algorithms.base import ActingState
+from rl_training.algorithms.own_encoders import give_encoder, import_encoder
 from rl_training.algorithms.spec import Loop
 from rl_training.api.data import DataLike, settings_for_data
 from rl_training.cli.display import display_for
@@ -25,6 +26,7 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import save_single_file
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.models.own_encoder import EncoderFunction
 from rl_training.ope.estimate import Source, evaluate_offline
 from rl_training.ope.value import OfflineValue
 from rl_training.resources import preset_names
@@ -97,6 +99,8 @@ class Agent:
         cls, source: Any, env: EnvLike | None, settings: Mapping[str, Any]
     ) -> TrainConfig:
         run, own = cls._split(settings)
+        if isinstance(own.get("encoder"), str) and ":" in own["encoder"]:
+            import_encoder(own["encoder"])  # the user has named it here
         if env is not None:
             run["env_id"] = name_of(env)
         if source is None:
@@ -343,18 +347,26 @@ class Agent:
 
     @classmethod
     def load(
-        cls: type[Self], path: str | Path, *, env: EnvLike | None = None, device: str = "auto"
+        cls: type[Self],
+        path: str | Path,
+        *,
+        env: EnvLike | None = None,
+        encoder: EncoderFunction | None = None,
+        device: str = "auto",
     ) -> Self:
         """Load a saved file, a checkpoint or the newest good checkpoint of a run.
 
         Args:
             path: Where it is.
             env: The environment, where the run had one that was handed over in Python.
+            encoder: The function that makes the encoder, where the run has one of your own.
             device: Where it acts.
 
         Raises:
             CheckpointError: When it cannot be read or is of another algorithm.
         """
+        if encoder is not None:
+            give_encoder(encoder)
         loaded = load_agent(path, device=device)
         if cls.algo and loaded.config.algo != cls.algo:
             raise CheckpointError(

@@ -7,7 +7,7 @@ Shapes: S seeds, N critics, B batch, A action.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from rl_training.models.heads import LOG_2, LOG_SQRT_2PI, gaussian_log_prob
 from rl_training.models.layers import ActivationName, StackedMLP
+from rl_training.models.own_encoder import EncodedMLP, StackedEncoder
 from rl_training.rng import Rng
 
 
@@ -38,6 +39,7 @@ class ActorWithCritics(nn.Module):
         activation: ActivationName = "relu",
         num_critics: int = 2,
         use_layer_norm: bool = False,
+        encoder: Callable[[Rng], StackedEncoder] | None = None,
         rng: Rng | None = None,
     ) -> None:
         """Build the networks.
@@ -51,27 +53,54 @@ class ActorWithCritics(nn.Module):
             activation: What follows each hidden layer.
             num_critics: Members of the critic ensemble, N.
             use_layer_norm: Normalise the critics' hidden layers (no other network's).
+            encoder: Makes what turns observations into features, one for every network.
             rng: Source of the initial weights; its number of seeds is S.
         """
         super().__init__()
         rng = rng or Rng((0,), "model")
         self.obs_dim, self.action_dim, self.num_critics = obs_dim, action_dim, num_critics
+        self._make_encoder = encoder
         self.activation: ActivationName = activation
         actor_sizes = hidden_sizes if actor_hidden_sizes is None else actor_hidden_sizes
         critic_sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
-        self.actor = StackedMLP(
-            (obs_dim, *actor_sizes, self.outputs_per_action * action_dim),
+        self.actor = self.network((*actor_sizes, self.outputs_per_action * action_dim), rng)
+        self.critic = self.network(
+            (*critic_sizes, 1),
             rng,
-            activation=activation,
-        )
-        self.critic = StackedMLP(
-            (obs_dim + action_dim, *critic_sizes, 1),
-            rng,
+            beside=action_dim,
             members=(num_critics,),
-            activation=activation,
             layer_norm=use_layer_norm,
         )
         self.build_more(critic_sizes, rng)
+
+    def network(
+        self,
+        sizes: Sequence[int],
+        rng: Rng,
+        *,
+        beside: int = 0,
+        members: tuple[int, ...] = (),
+        layer_norm: bool = False,
+    ) -> StackedMLP | EncodedMLP:
+        """Build a network of observations, or of the features of an encoder of its own.
+
+        Args:
+            sizes: Hidden widths, outputs.
+            rng: Source of the initial weights.
+            beside: Entries that stand beside an observation.
+            members: Axes of members.
+            layer_norm: Normalise hidden layers.
+        """
+        encoder = None if self._make_encoder is None else self._make_encoder(rng)
+        inputs = beside + (self.obs_dim if encoder is None else encoder.embedding_dim)
+        layers = StackedMLP(
+            (inputs, *sizes),
+            rng,
+            members=members,
+            activation=self.activation,
+            layer_norm=layer_norm,
+        )
+        return layers if encoder is None else EncodedMLP(encoder, layers)
 
     def build_more(self, critic_sizes: Sequence[int], rng: Rng) -> None:
         """Build what a subclass has beside actor and critics; values have `critic_sizes`."""
@@ -91,7 +120,10 @@ class ActorWithCritics(nn.Module):
             critic: Another ensemble than the model's own.
             members: Which of them to evaluate, a slice or `[S, Z]` for each seed; None is all.
         """
-        network, x = critic or self.critic, torch.cat((obs, action), -1)
+        network = critic or self.critic
+        if isinstance(network, EncodedMLP):
+            return network.forward(obs, action, members=members).squeeze(-1)
+        x = torch.cat((obs, action), -1)
         q: Tensor = network.forward(x) if members is None else network.forward(x, members)
         return q.squeeze(-1)
 
@@ -153,8 +185,7 @@ class MLPIQLModel(ActorWithCritics):
         """Build the value, and the deviation of the policy, which does not depend on the state."""
         deviation = torch.zeros(rng.num_seeds, 1, self.action_dim, device=rng.device)
         self.log_std = nn.Parameter(deviation)
-        sizes = (self.obs_dim, *critic_sizes, 1)
-        self.value_net = StackedMLP(sizes, rng, activation=self.activation)
+        self.value_net = self.network((*critic_sizes, 1), rng)
 
     def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean `[S, B, A]` in (-1, 1) and log standard deviation `[S, 1, A]`."""

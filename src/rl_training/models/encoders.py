@@ -53,6 +53,7 @@ class MLPEncoder(nn.Module):
         noisy: bool = False,
     ) -> None:
         super().__init__()
+        self.obs_dim = obs_dim
         self.embedding_dim = hidden_sizes[-1] if hidden_sizes else obs_dim
         sizes, self.activation = (obs_dim, *hidden_sizes), _activation(activation)
         self.layers = (
@@ -183,7 +184,7 @@ class PixelEncoder(nn.Module):
             )
             width = outputs
         self.layers = nn.ModuleList(layers)
-        self.embedding_dim = width
+        self.obs_dim, self.embedding_dim = math.prod(obs_shape), width
 
     def forward(self, obs: Tensor) -> Tensor:
         """Embed images `[S, B, C, H, W]`, giving `[S, B, E]`."""

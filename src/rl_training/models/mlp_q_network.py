@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rl_training.models.layers import ActivationName, StackedMLP, linear_layer
 from rl_training.rng import Rng
 
-Encoder = Any  # a module `[S, B, ...] -> [S, B, E]` with `embedding_dim`
+Encoder = Any  # a module `[S, B, ...] -> [S, B, E]` with `obs_dim` and `embedding_dim`
 
 
 class MLPQNetwork(nn.Module):
@@ -66,7 +66,7 @@ class QNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.action_dim, self.dueling = action_dim, dueling
+        self.obs_dim, self.action_dim, self.dueling = encoder.obs_dim, action_dim, dueling
         self.head = linear_layer(encoder.embedding_dim, action_dim + int(dueling), rng, noisy)
 
     def forward(self, obs: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class QuantileNetwork(nn.Module):
         rng: Rng,
     ) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.obs_dim = encoder, encoder.obs_dim
         self.action_dim, self.num_quantiles, self.dueling = action_dim, num_quantiles, dueling
         outputs = (action_dim + int(dueling)) * num_quantiles
         self.head = linear_layer(encoder.embedding_dim, outputs, rng, noisy)
@@ -82,7 +82,7 @@ class ImplicitQuantileNetwork(nn.Module):
         """
         super().__init__()
         width = encoder.embedding_dim
-        self.encoder = encoder
+        self.encoder, self.obs_dim = encoder, encoder.obs_dim
         self.action_dim, self.embedding_dim, self.dueling = action_dim, embedding_dim, dueling
         self.cosine_layer = linear_layer(embedding_dim, width, rng, noisy)
         sizes = (width, *head_hidden_sizes, action_dim + int(dueling))
@@ -181,7 +181,7 @@ class FQFNetwork(nn.Module):
             rng: Source of the initial weights.
         """
         super().__init__()
-        self.quantile_network = quantile_network
+        self.quantile_network, self.obs_dim = quantile_network, quantile_network.obs_dim
         self.action_dim, self.num_quantiles = quantile_network.action_dim, num_quantiles
         self.uniform_share = uniform_share
         width = quantile_network.encoder.embedding_dim

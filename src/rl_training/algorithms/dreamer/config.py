@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -35,6 +36,10 @@ class DreamerConfig(AlgoConfig):
     )
 
     compiles_on_cpu: ClassVar[bool] = False  # loops over time are unrolled
+    why_not: ClassVar[Mapping[str, str]] = {
+        "encoder": "its world model learns its own by predicting what it encodes",
+        "activation": "its networks have SiLU and normalised layers as one recipe",
+    }
 
     gamma: Discount = 0.997
     """Discount per environment step."""
