@@ -7,6 +7,7 @@ name that a checkpoint brings along finds it among those; nothing is imported fo
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated
 
@@ -120,16 +121,18 @@ def own_encoder(env: EnvSpec, name: str, rng: Rng) -> StackedEncoder:
     return StackedEncoder(_known[name], env.obs_shape, env.obs_dtype, rng, name)
 
 
+_NAME = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_-]*$"
+
+
 def _checked(name: str) -> str:
-    module, _, function = name.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), function.partition("-")[0])):
+    if not re.fullmatch(_NAME, name):
         raise PydanticCustomError("own_encoder", "Input should be module:function")
     return name
 
 
 OwnEncoder = Annotated[
     str,
-    Field(json_schema_extra={"pattern": r"^[\w.]+:[\w-]+$"}),
+    Field(json_schema_extra={"pattern": _NAME}),
     BeforeValidator(lambda value: name_encoder(value) if callable(value) else value),
     AfterValidator(_checked),
 ]
