@@ -133,7 +133,7 @@ def make_parser() -> argparse.ArgumentParser:
     gpu.add_argument("--algo", type=_algos, metavar="A,...", help="sac, cql, iql, td3_bc")
     gpu.add_argument("--seconds", type=float, default=3.0, help="length of a repeat of updates (3)")
     gpu.add_argument("--preset", default="sac/pendulum", help="preset of gpu-seeds (sac/pendulum)")
-    gpu.add_argument("--steps", type=_positive, default=5_000, help="steps of gpu-seeds (5000)")
+    gpu.add_argument("--steps", type=_positive, help="steps of whole runs, per seed")
     gpu.add_argument("--profile", action="store_true", help="count the kernels of an update")
     return parser
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from torch import Tensor
+from numpy.typing import NDArray
 
 import rl_training
 from rl_training.experiment.config import TrainConfig
@@ -153,7 +153,7 @@ def resumed(folder: Path) -> Walk:
     checkpoint = train(config("sac", folder)).checkpoint_path
     step = Collector.step
 
-    def first(collector: Collector, action: Tensor) -> CollectedStep:  # noqa: ARG001
+    def first(collector: Collector, action: NDArray[Any]) -> CollectedStep:  # noqa: ARG001
         walk.stop()
         raise Done
 

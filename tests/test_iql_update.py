@@ -318,6 +318,14 @@ def test_the_actors_own_schedule_leaves_the_other_rates_alone() -> None:
         assert learner.value_optimizer.rate_of() == pytest.approx(1e-3)
 
 
+def test_a_callbacks_factor_reaches_the_actors_own_schedule_too() -> None:
+    learner = make_learner(actor_lr_schedule={"type": "cosine"}, learning_rate=1e-3)
+    learner.rate_factor = 0.5
+    learner.set_progress(0.5)
+    assert learner.actor_optimizer.rate.value == pytest.approx(2.5e-4)
+    assert learner.critic_optimizer.rate.value == pytest.approx(5e-4)
+
+
 def test_without_one_the_actor_follows_the_common_schedule() -> None:
     learner = make_learner(lr_schedule={"type": "linear"}, learning_rate=1e-3)
     learner.set_progress(0.25)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from bench.speed.accelerator import (
@@ -31,7 +32,7 @@ def _measure_one(row: Row, options: Options, device: torch.device, precision: st
     config = planning_config(accelerate, precision, options.threads, **PLANNING)
     start = time.perf_counter()
     runner, _, messages = prepare_planner(config, planning_task(), device)
-    obs = torch.zeros(1, 1, PETS.obs, device=device)
+    obs = np.zeros((1, 1, PETS.obs), np.float32)
     samples = []
     try:
         with torch.inference_mode():
@@ -42,7 +43,7 @@ def _measure_one(row: Row, options: Options, device: torch.device, precision: st
             for _ in range(options.repeats):
                 count, begun = 0, time.perf_counter()
                 while time.perf_counter() - begun < options.seconds:
-                    runner.act(obs).cpu()
+                    runner.act(obs).array()
                     count += 1
                 samples.append(1e3 * (time.perf_counter() - begun) / count)
     finally:

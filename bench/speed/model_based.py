@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from bench.speed.pace import Pace
@@ -144,7 +145,7 @@ def planning_task() -> EnvSpec:
 def pets_action(pace: Pace) -> None:
     """Plan one action after another, each from what is left of the plan before."""
     runner, _ = _runner(pace, _config(pace, **PLANNING), planning_task())
-    obs = torch.zeros(1, 1, PETS.obs)
+    obs = np.zeros((1, 1, PETS.obs), np.float32)
     with torch.inference_mode():
         runner.act(obs)
         while pace.begin():

@@ -34,8 +34,8 @@ class Options:
     """Algorithms of `gpu-update`; None is CQL, IQL and TD3+BC."""
     seconds: float = 3.0
     """How long an accelerator row times updates, per repeat."""
-    steps: int = 5_000
-    """Steps of `gpu-seeds`."""
+    steps: int | None = None
+    """Steps of whole runs, per seed; None is what each row says."""
     preset: str = "sac/pendulum"
     """What `gpu-seeds` trains."""
     profile: bool = False

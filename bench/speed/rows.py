@@ -163,6 +163,29 @@ _DREAMER = Row(
     peers=("dreamerv3_torch",),
 )
 
+
+def _loop(name: str, what: str, **bars: float) -> Row:
+    """A whole run on the accelerator; bars by the number of seeds."""
+    return Row(
+        name=f"loop-{name}",
+        what=what,
+        unit="env steps/s",
+        bars={seeds: Bar("at least", bar) for seeds, bar in bars.items()},
+        group="gpu",
+        measure="whole_runs",
+    )
+
+
+_LOOPS = (
+    _loop("sac", "SAC on HalfCheetah-v5, the whole run, 1 and 32 seeds", one=4_500, many=40_000),
+    _loop("sac-overlap", "the same with `overlap: true`", one=6_500, many=40_000),
+    _loop("humanoid", "SAC on Humanoid-v5, the whole run, 16 seeds"),
+    _loop("ppo-cheetah", "PPO on HalfCheetah-v5, 64 environments, 4 seeds", many=60_000),
+    _loop("ppo-breakout", "PPO on Breakout, 64 environments, without evaluations", one=12_000),
+    _loop("dqn-breakout", "DQN on Breakout, 8 environments, an update every 4 steps", one=5_000),
+    _loop("dreamer", "Dreamer on Pong with the settings of Atari 100k", one=470),
+)
+
 _ALL = (
     Row(
         name="sac",
@@ -311,8 +334,9 @@ _ALL = (
         name="gpu-seeds",
         what="SAC on Pendulum-v1 through `train()` with 1 and 32 seeds, and where the time goes",
         group="gpu",
-        measure="gpu_seeds",
+        measure="whole_runs",
     ),
+    *_LOOPS,
 )
 ALGOS = ("sac", "cql", "iql", "td3_bc")
 """Algorithms that `gpu-update` can measure."""

@@ -58,6 +58,10 @@ class Scalar:
         self.tensor = torch.full((), value, dtype=dtype, device=device)
         self._host = self.tensor.numpy() if self.tensor.device.type == "cpu" else None
 
+    def moved(self, value: float) -> None:
+        """Note that work on the device has changed the tensor to `value` already."""
+        self.value = value
+
     def set(self, value: float) -> None:
         """Change the number; costs nothing when it stays the same."""
         if value == self.value:

@@ -43,7 +43,7 @@ def test_a_step_has_the_reward_to_learn_from_and_that_of_the_task(
     envs = SeedVectorEnv.make(COUNTER, {"wrappers": wrappers}, 2, [0], mode)
     collector = Collector(envs, torch.device("cpu"))
     collector.start()
-    steps = [collector.step(torch.zeros(1, 2, dtype=torch.int64)).step for _ in range(3)]
+    steps = [collector.step(np.zeros((1, 2), np.int64)).step for _ in range(3)]
     envs.close()
     np.testing.assert_allclose([step.reward[0, 1] for step in steps], learned, rtol=1e-6)
     assert [float(step.task_reward[0, 1]) for step in steps] == [1, 2, 3]

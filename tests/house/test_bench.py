@@ -21,7 +21,6 @@ import torch
 from bench.__main__ import main, make_parser, parse, report
 from bench.speed.compare import PEER_PACKAGES, find_peer, measure
 from bench.speed.figures import Figure
-from bench.speed.gpu_seeds import WATCHED
 from bench.speed.memory import peak_bytes, smallest_presets
 from bench.speed.options import BenchError, Options
 from bench.speed.ours import dqn
@@ -29,8 +28,10 @@ from bench.speed.pace import Pace, WorkSettings
 from bench.speed.rows import ALGOS, ROWS, Bar, names_of
 from bench.speed.table import WIDTH, format_failure, format_figure, header
 from bench.speed.timers import Timers
+from bench.speed.whole_runs import RUNS, WATCHED
 
 from helpers.tiny import ROOT
+from rl_training.experiment.config import load_config
 from rl_training.experiment.registry import algorithm_names
 
 TINY = replace(ROWS["sac"], ours=("off",), chunk=1, peers=())
@@ -148,6 +149,16 @@ def test_the_report_survives_json() -> None:
 
 # Command line
 
+LOOPS = [name for name in ROWS if name.startswith("loop-") and ROWS[name].group == "gpu"]
+
+
+def test_every_whole_run_of_an_accelerator_says_what_it_trains() -> None:
+    assert LOOPS
+    assert set(RUNS) == set(LOOPS)
+    for run in RUNS.values():
+        config = load_config(run.preset, run.overrides, {"total_timesteps": run.steps})
+        assert config.total_timesteps == run.steps
+
 
 def test_without_rows_all_of_the_cpu_are_measured_and_groups_can_be_named() -> None:
     assert parse([])[0] == names_of("cpu")
@@ -158,6 +169,7 @@ def test_without_rows_all_of_the_cpu_are_measured_and_groups_can_be_named() -> N
         "gpu-pets",
         "gpu-dreamer",
         "gpu-seeds",
+        *LOOPS,
     ]
     assert {*names_of("cpu"), *names_of("gpu")} == set(ROWS)
 
@@ -325,9 +337,9 @@ def test_bars_of_updates_are_of_lines_that_the_row_has() -> None:
 
 
 def test_the_time_of_a_run_is_split_and_adds_up() -> None:
-    module = importlib.import_module("bench.speed.gpu_seeds")
+    module = importlib.import_module("bench.speed.whole_runs")
     (made,) = module.measure(ROWS["gpu-seeds"], ON_CPU)
     assert sum(made.extra["shares"].values()) == pytest.approx(1)
-    assert {"environments", "acting", "updates", "transfer"} <= set(made.extra["shares"])
+    assert {"environments", "acting", "updates", "waiting for actions"} <= set(made.extra["shares"])
     assert made.ours is not None
     assert made.ours > 0

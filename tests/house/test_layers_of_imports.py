@@ -21,6 +21,7 @@ BOTTOM = (
     "validation",
     "foreign_names",
     "rng",
+    "transfer",
     "state",
     "resources",
     "output_files",

@@ -22,13 +22,13 @@ def started(length: int = 3, num_envs: int = 2) -> Collector:
 
 def step(collector: Collector, times: int) -> None:
     for _ in range(times):
-        collector.step(torch.zeros(2, collector.envs.num_envs, dtype=torch.int64))
+        collector.step(np.zeros((2, collector.envs.num_envs), np.int64))
 
 
 def test_a_step_holds_what_was_seen_and_what_came_of_it() -> None:
     collector = started()
     seen = collector.obs
-    collected = collector.step(torch.ones(2, 2, dtype=torch.int64))
+    collected = collector.step(np.ones((2, 2), np.int64))
     assert collected.obs is seen
     assert collected.action.tolist() == [[1, 1], [1, 1]]
     assert collector.obs is collected.step.obs

@@ -71,7 +71,7 @@ class IQL(ActorCritic):
         super().set_progress(progress)
         schedule, actor = self.config.actor_lr_schedule, self.actor_optimizer
         if schedule is not None:
-            factor = learning_rate_factor(schedule, self.progress)
+            factor = self.rate_factor * learning_rate_factor(schedule, self.progress)
             actor.rate.set(actor.base_learning_rate * factor)
 
     def step(self, batch: TransitionBatch) -> StepOutput:

@@ -84,6 +84,10 @@ class TrainConfig(Settings):
     """How several environments run: all at once (`native`, for CartPole, Gymnasium's MuJoCo tasks
     and Atari games), one after another in this process (`sync`), one process each (`async`), or in
     actors of a Ray cluster (`ray`); `auto` takes `native` where it is bit-exact, else `sync`."""
+    overlap: bool = False
+    """Choose each action before the updates of the step before it, so that environments step while
+    the accelerator updates: the policy that acts is one round of updates behind. Only for methods
+    that learn from a replay."""
     eval_episodes: NonNegativeInt = 5
     """Episodes per evaluation; 0 never evaluates."""
     eval_deterministic: bool = True

@@ -16,6 +16,7 @@ from torch import Tensor
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.step import Step
 from rl_training.state import StateDict, require_same_keys
+from rl_training.transfer import HostCopy
 
 WINDOW = 100
 """Episodes over which training returns are averaged."""
@@ -34,7 +35,6 @@ class Collector:
 
     def __init__(self, envs: SeedVectorEnv, device: torch.device) -> None:
         self.envs, self.device = envs, device
-        self._on_cpu = device.type == "cpu"
         shape = (envs.num_seeds, envs.num_envs)
         self.obs: NDArray[Any] = np.zeros((*shape, *envs.spec.obs_shape), np.float32)
         self.episode_return = np.zeros(shape, np.float64)
@@ -47,23 +47,17 @@ class Collector:
         """Reset all environments."""
         self.obs = self.envs.reset()
 
-    def observation(self) -> Tensor:
-        """Return the current observations on the learner's device, `[S, n, ...]`."""
-        obs = torch.from_numpy(self.obs)
-        return obs if self._on_cpu else obs.to(self.device)
-
-    def step(self, action: Tensor) -> CollectedStep:
+    def step(self, action: NDArray[Any]) -> CollectedStep:
         """Act in every environment with learner-unit actions `[S, n, ...]`."""
-        array = action.numpy() if self._on_cpu else action.cpu().numpy()
         before = self.obs
-        step = self.envs.step(array)
+        step = self.envs.step(action)
         self.obs = step.obs
         self._clock += 1
         # Of one type and not in place: adding mixed types, or one number to itself, takes longer.
         self.episode_return = self.episode_return + step.task_reward.astype(np.float64)
         if step.final_obs is not step.obs:
             self._close_episodes(step.terminated | step.truncated)
-        return CollectedStep(before, array, step)
+        return CollectedStep(before, action, step)
 
     @property
     def episode_length(self) -> NDArray[np.int64]:
@@ -117,3 +111,32 @@ class Collector:
             self.obs[seed, env] = report.obs[seed, env]
             self._begin_episode(seed, env)
         return report.messages
+
+
+class ActionAhead:
+    """The action that was chosen before the newest updates, where acting overlaps with them."""
+
+    def __init__(self, num_seeds: int, num_envs: int, action_shape: tuple[int, ...]) -> None:
+        self._shape = (num_seeds, num_envs, *action_shape)
+        self._action: HostCopy | None = None
+
+    def put(self, action: HostCopy) -> None:
+        """Keep an action for the next step; it may still be on its way to the host."""
+        self._action = action
+
+    def take(self) -> HostCopy | None:
+        """Return it, once; None before the first."""
+        action, self._action = self._action, None
+        return action
+
+    def state_dict(self) -> StateDict:
+        """Return the action, and whether there is one."""
+        waits = self._action is not None
+        action = np.zeros(self._shape) if self._action is None else self._action.array()
+        return {"waits": waits, "action": np.array(action)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the action."""
+        require_same_keys(self.state_dict(), state, "ActionAhead")
+        action = torch.from_numpy(np.array(state["action"]))
+        self._action = HostCopy(action) if state["waits"] else None

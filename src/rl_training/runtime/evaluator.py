@@ -7,11 +7,13 @@ bit-exact.  Atari games are played whole, and every task pays its own reward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner
 from rl_training.envs.backends.kinds import Mode
@@ -20,10 +22,41 @@ from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.tasks.spaces_only import require_environment
 from rl_training.errors import EnvError
 from rl_training.rng import Rng, derive_seed
+from rl_training.runtime.compile.cuda_graph import CapturedPolicy
+from rl_training.runtime.compile.trace import CompileError, Source, trace
+from rl_training.transfer import HostCopy
 
 MAX_PARALLEL = 32
 LONGEST_EPISODE = 1_000_000
 """Steps after which an episode counts as one that never ends; a whole Atari game has 27,000."""
+
+
+class _CapturedPolicy:
+    """A policy as a CUDA graph, for observations of one shape."""
+
+    def __init__(
+        self,
+        learner: AnyLearner,
+        act: Callable[[Tensor], Tensor],
+        rng: Rng,
+        obs: NDArray[Any],
+    ) -> None:
+        self.rng = rng
+        """What the policy draws from, in every evaluation."""
+        self.policy: CapturedPolicy | None = None
+        """None where it cannot be captured."""
+        self._learner, self._shape = learner, obs.shape
+        example = torch.from_numpy(obs).to(learner.device)
+        act(example)  # libraries set themselves up at first use
+        try:
+            trace(Source("evaluation", act, {"learner": learner}), (example,))
+        except (CompileError, RuntimeError):
+            return  # it reads a number back, or one of Python's that changes during a run
+        self.policy = CapturedPolicy(act, learner.device)
+
+    def fits(self, learner: AnyLearner, obs: NDArray[Any]) -> bool:
+        """Tell whether it is this learner's, for so many observations."""
+        return self._learner is learner and self._shape == obs.shape
 
 
 class Evaluator:
@@ -49,6 +82,7 @@ class Evaluator:
         self._mode: Mode = "native" if mode == "native" else "auto"
         self._threads = threads
         self._envs: SeedVectorEnv | None = None
+        self._captured: _CapturedPolicy | None = None
 
     def evaluate(self, learner: AnyLearner, num_episodes: int, step: int) -> list[list[float]]:
         """Return the episode returns of each seed, `[S][num_episodes]`."""
@@ -69,17 +103,9 @@ class Evaluator:
         obs = envs.reset([derive_seed(seed, "eval", *key) for seed in self.seeds])
         total = np.zeros(obs.shape[:2])
         running = np.ones(obs.shape[:2], dtype=bool)
-        state = learner.initial_acting_state(count)  # an episode that ended is not acted in again
-        act = learner.act_from if self.deterministic else learner.sample_from
-        rng = Rng(
-            [derive_seed(seed, "eval policy", *key) for seed in self.seeds], "eval", learner.device
-        )
-        if state is not None:
-            state.draw_from(rng)
+        policy = self._policy(learner, obs, key)
         for _ in range(LONGEST_EPISODE):
-            with torch.inference_mode(), learner.drawing_from(rng):
-                action = act(state, torch.from_numpy(obs).to(learner.device))
-            step = envs.step(action.cpu().numpy())
+            step = envs.step(policy(obs).array())
             total += np.where(running, step.task_reward, 0.0)
             running &= ~(step.terminated | step.truncated)
             obs = step.obs
@@ -89,6 +115,31 @@ class Evaluator:
             f"environment {self.env_id}: an episode of the evaluation had not ended after "
             f"{LONGEST_EPISODE} steps; set env_kwargs.max_episode_steps, or eval_episodes to 0"
         )
+
+    def _policy(
+        self, learner: AnyLearner, obs: NDArray[Any], key: tuple[int, int]
+    ) -> Callable[[NDArray[Any]], HostCopy]:
+        """Return the policy at the start of episodes, with the randomness of `key`."""
+        seeds = [derive_seed(seed, "eval policy", *key) for seed in self.seeds]
+        rng = Rng(seeds, "eval", learner.device)
+        # An episode that ended is not acted in again, so its state does not matter.
+        state = learner.initial_acting_state(obs.shape[1])
+        if state is not None:
+            state.draw_from(rng)
+        choose = learner.act_from if self.deterministic else learner.sample_from
+
+        def act(on_device: Tensor) -> Tensor:
+            with torch.no_grad(), learner.drawing_from(rng):
+                return choose(state, on_device)
+
+        if state is None and learner.device.type == "cuda":
+            # One by one, the launches of its small operations take most of an evaluation's time.
+            if self._captured is None or not self._captured.fits(learner, obs):
+                self._captured = _CapturedPolicy(learner, act, rng, obs)
+            self._captured.rng.load_state_dict(rng.state_dict())
+            if self._captured.policy is not None:
+                return self._captured.policy
+        return lambda obs: HostCopy.of(act(torch.from_numpy(obs).to(learner.device)))
 
     def _environments(self, count: int) -> SeedVectorEnv:
         if self._envs is None or self._envs.num_envs != count:

@@ -9,10 +9,11 @@ checkpoint may be written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
 from rl_training.algorithms.sources import ReplaySettings, replay_settings
@@ -20,8 +21,10 @@ from rl_training.algorithms.spec import Loop, Phase
 from rl_training.data.batch import RolloutBatch
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.seeds import SeedVectorEnv
+from rl_training.envs.step import Step
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.collector import Collector
+from rl_training.runtime.checkpoints.saver import Part
+from rl_training.runtime.collector import ActionAhead, CollectedStep, Collector
 from rl_training.runtime.compile.runner import ReplayRunner, RolloutRunner
 from rl_training.runtime.demonstrations import Demonstrations
 from rl_training.runtime.health.world_model import WorldModelHealth
@@ -31,6 +34,7 @@ from rl_training.runtime.prior import BLOCK, PriorData, pretrain_updates
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
+from rl_training.transfer import HostCopy
 
 
 def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -> TrainResult:
@@ -42,30 +46,38 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     phases = phases_of(session, learner, replay)
     batches = phases.batches(replay)
     acting = learner.initial_acting_state(envs.num_envs)
-    parts = phases.parts() | ({} if acting is None else {"acting": acting})
-    session.register(learner, collector=collector, replay=replay, **parts)
+    ahead = ActionAhead(envs.num_seeds, envs.num_envs, envs.spec.action_shape)
+    own: dict[str, Part] = {} if acting is None else {"acting": acting}
+    if session.config.overlap:
+        own["ahead"] = ahead
+    session.register(learner, collector=collector, replay=replay, **phases.parts(), **own)
     session.counts = phases.counts
     session.begin(collector.start, phases.first, [*replay.notes, *phases.notes()])
     planned = pretrain_updates(learner) + updates_due(config, 0, session.clock.planned.value)
     runner = ReplayRunner(session.accelerator, learner, batches, session.recorder, planned, acting)
     phases.before_loop(runner)
-    while session.running():
-        phases.before_pass(runner)
-        learner.set_progress(session.progress)
-        replay.set_progress(session.progress)
+
+    def choose() -> HostCopy:
         with torch.inference_mode():
             if acting is not None:
                 acting.begin_episodes(collector.starts())
             if session.step < config.random_steps and not session.has_origin:
-                action = learner.random_action(envs.num_envs)
-            else:
-                action = runner.act(collector.observation())
-            seen = collector.step(action)
+                return HostCopy.of(learner.random_action(envs.num_envs))
+            return runner.act(collector.obs)
+
+    while session.running():
+        phases.before_pass(runner)
+        learner.set_progress(session.progress)
+        replay.set_progress(session.progress)
+        seen = collector.step((ahead.take() or choose()).array())
         step = seen.step
         replay.add(
             seen.obs, seen.action, step.reward, step.final_obs, step.terminated, step.truncated
         )
         session.advance(envs.num_envs)
+        if session.config.overlap:
+            # Before the updates: they run on the device while the environments take this step.
+            ahead.put(choose())
         due = updates_due(config, session.step - envs.num_envs, session.step)
         if due:
             learner.begin_round(replay)
@@ -100,33 +112,63 @@ def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) ->
     while session.running():
         runner.before_rollout()
         learner.set_progress(session.progress)
-        rollout = gather_rollout(collector, learner, num_steps)
+        rollout = gather_rollout(collector, runner, num_steps)
         session.advance(rows)
         session.record(learner.update(rollout, global_step=session.step))
         session.tick()
     return session.finish()
 
 
-def gather_rollout(collector: Collector, learner: OnPolicyLearner, num_steps: int) -> RolloutBatch:
+def gather_rollout(collector: Collector, runner: RolloutRunner, num_steps: int) -> RolloutBatch:
     """Take `num_steps` steps in every environment; tensors are `[S, T, n, ...]`."""
+    learner = runner.learner
+    shares_memory = learner.device.type == "cpu"
+    steps: list[CollectedStep] = []
+    shown: list[Tensor] = []
     with torch.inference_mode():
         noise = learner.draw_noise(num_steps, collector.envs.num_envs)
-        steps = [
-            collector.step(learner.sample(collector.observation(), noise[:, step]))
-            for step in range(num_steps)
-        ]
+        for step in range(num_steps):
+            action, on_device = runner.sample(collector.obs, noise[:, step])
+            if not shares_memory:
+                shown.append(on_device.clone())  # the next call may write over it
+            steps.append(collector.step(action.array()))
 
-    def stack(arrays: list[np.ndarray]) -> torch.Tensor:
+    def stack(arrays: list[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.stack(arrays, 1)).to(learner.device)
 
+    if shares_memory:
+        obs = stack([s.obs for s in steps])
+        next_obs = stack([s.step.final_obs for s in steps])
+    else:
+        obs = torch.stack(shown, 1)
+        next_obs = successors(obs, [s.step for s in steps])
     return RolloutBatch(
-        obs=stack([s.obs for s in steps]),
+        obs=obs,
         action=stack([s.action for s in steps]),
         reward=stack([s.step.reward for s in steps]),
-        next_obs=stack([s.step.final_obs for s in steps]),
+        next_obs=next_obs,
         terminated=stack([s.step.terminated for s in steps]),
         truncated=stack([s.step.truncated for s in steps]),
     )
+
+
+def successors(obs: Tensor, steps: Sequence[Step]) -> Tensor:
+    """Return what followed each observation `[S, T, n, ...]`.
+
+    Nearly always that is the observation of the next step, which is on the device already; only
+    the last observations of episodes, and those of the last step, are sent there.
+    """
+    after = torch.empty_like(obs)
+    after[:, :-1] = obs[:, 1:]
+    after[:, -1] = torch.from_numpy(steps[-1].final_obs)
+    ended = [(step.terminated | step.truncated).nonzero() for step in steps[:-1]]
+    if any(len(seeds) for seeds, _ in ended):
+        last = np.concatenate([step.final_obs[at] for step, at in zip(steps, ended, strict=False)])
+        time = np.repeat(np.arange(len(ended)), [len(seeds) for seeds, _ in ended])
+        seed, env = (np.concatenate(axis) for axis in zip(*ended, strict=True))
+        places = (torch.from_numpy(index).to(obs.device) for index in (seed, time, env))
+        after.index_put_(tuple(places), torch.from_numpy(last).to(obs.device))
+    return after
 
 
 def run_offline(session: Session, learner: AnyLearner) -> TrainResult:

@@ -86,6 +86,8 @@ class Session:
             ADJUSTMENTS: self.adjustments,
         }
         self.callbacks = tuple(callbacks)
+        # Most observe events only, and a call per step would cost a fast loop dearly.
+        self._watchers = [c for c in self.callbacks if type(c).on_step is not Callback.on_step]
         self.state = TrainerState(
             config.algo, config.env_id, self.seeds, Path(), total_timesteps=self.total
         )
@@ -256,20 +258,30 @@ class Session:
     def tick(self) -> None:
         """Do the periodic work that is due at this step."""
         self.state.step = self.step
-        if not self.callbacks and self.step < self._next_event and not self._signals.received:
+        if self.step < self._next_event and not self._signals.received:
+            for callback in self._watchers:
+                callback.on_step(self.state)
+            if self._watchers and self._is_asked():
+                self.pause(self._obey_callbacks())
             return
         if self.crossed(self.config.log_interval):
             self.log()
         new_best = False
         if self.crossed(self.config.algo_config.eval_interval):
             new_best = self.evaluate()
-        for callback in self.callbacks:
+        for callback in self._watchers:
             callback.on_step(self.state)
         new_best = self._obey_callbacks() or new_best
         self.pause(new_best or self.crossed(self.config.checkpoint_interval))
         if self._stop_at is not None and self.step >= self._stop_at:
             self.state.request_stop("stop_at")
         self._next_event = self._next_due()
+
+    def _is_asked(self) -> bool:
+        """Tell whether callbacks have asked for something but to stop."""
+        state = self.state
+        rate_moved = state.learning_rate_factor != self.learner.rate_factor
+        return bool(rate_moved or state.wants_save or state.wants_evaluation or state.to_log)
 
     def _obey_callbacks(self) -> bool:
         """Do what callbacks have asked for; returns whether to save."""

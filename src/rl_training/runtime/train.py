@@ -11,7 +11,7 @@ import torch
 
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.config import AlgoConfig
-from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.envs.given import is_object, stepped_itself
 from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
@@ -122,6 +122,12 @@ def _run(
 ) -> TrainResult:
     spec = get_algorithm_spec(config.algo)
     _require_one_of_a_kind(config)
+    loop = spec.loop_of(config.algo_config)
+    if config.overlap and loop is not Loop.OFF_POLICY:
+        raise ConfigError(
+            f"overlap is true, but {config.algo} does not learn from a replay while it acts; "
+            "leave overlap out"
+        )
     device = choose_device(config.device)
     require_trackers(config.trackers)
     with ExitStack() as stack:
@@ -150,7 +156,7 @@ def _run(
         saved = loaded[0].header["threads"] if loaded else None
         choice = choose_threads(config.threads, learner, saved)
         torch.set_num_threads(choice.threads)
-        envs, loop = None, spec.loop_of(config.algo_config)
+        envs = None
         if loop in ONLINE:
             with stepped_itself():
                 envs = SeedVectorEnv.make(

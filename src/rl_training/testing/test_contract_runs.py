@@ -35,6 +35,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "two seeds": {"seeds": [4, 9]},
         "n-step and priorities": {"algo_kwargs": {"n_step": 3, "prioritized": True}},
         "ring overwritten": {"algo_kwargs": {"buffer_capacity": 60, "train_frequency": 2}},
+        "acting before updating": {"overlap": True, "seeds": [4, 9]},
     },
     "on_policy": {
         "three environments": {"num_envs": 3},

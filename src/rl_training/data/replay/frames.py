@@ -37,6 +37,7 @@ TERMINATED, GOES_ON = -2.0, -1.0
 """What a row says about its successor in place of a slot."""
 NEVER = -(1 << 62)
 WORD = torch.int64
+_NEWEST = "newest"
 SHARE_OF_CUTS = 16
 """Cut-off episodes are expected at most once in this many steps, where no limit is known."""
 
@@ -73,11 +74,12 @@ class FrameReplayBuffer(ReplayBuffer):
         self.frame_stack = frame_stack
         assert obs_shape[0] % frame_stack == 0, (obs_shape, frame_stack)
         self.frame_channels = obs_shape[0] // frame_stack
-        self.drawable = capacity - capacity % num_envs
-        share = min(max_episode_steps or SHARE_OF_CUTS, self.drawable)
-        self.num_slots = self.drawable // share + num_envs
-        rows = self.drawable + (frame_stack - 1) * num_envs
+        drawable = capacity - capacity % num_envs
+        share = min(max_episode_steps or SHARE_OF_CUTS, drawable)
+        self.num_slots = drawable // share + num_envs
+        rows = drawable + (frame_stack - 1) * num_envs
         super().__init__(rows, obs_shape, action_shape, num_envs=num_envs, **options)
+        self.drawable = drawable
         lead = (self.num_seeds, num_envs)
         self._age: Array = np.zeros(lead, np.int64)
         self._cuts = np.zeros(self.num_seeds, np.int64)
@@ -114,10 +116,6 @@ class FrameReplayBuffer(ReplayBuffer):
     def _own_rows(self, name: str, shape: Sequence[int]) -> Tensor:
         return self.store[:, : self.capacity] if name == "frame" else super()._own_rows(name, shape)
 
-    def __len__(self) -> int:
-        """Rows that may be drawn, per seed."""
-        return min(self.inserted.value, self.drawable)
-
     @property
     def num_bytes(self) -> int:
         """Memory of the rows."""
@@ -128,7 +126,7 @@ class FrameReplayBuffer(ReplayBuffer):
         """Return what the rows of a step hold, and keep the frames that come after it."""
         terminated, truncated = step.terminated, step.truncated
         newest = step.next_obs[:, :, -self.frame_channels :]
-        self._put(slice(self.capacity, self.capacity + self.num_envs), newest)
+        self._show_newest(newest)
         slot = np.where(terminated, TERMINATED, GOES_ON)
         cut = truncated & ~terminated
         for seed, env in zip(*(axis.tolist() for axis in cut.nonzero()), strict=True):
@@ -138,9 +136,25 @@ class FrameReplayBuffer(ReplayBuffer):
         frame = step.obs[:, :, -self.frame_channels :]
         return frame, step.action, age, slot, step.reward, ~terminated, truncated
 
-    def _put(self, place: slice, frames: Array) -> None:
-        source = torch.from_numpy(np.ascontiguousarray(frames))
-        self.store[:, place] = source.to(self.device, self.store.dtype)
+    def _show_newest(self, frames: Array) -> None:
+        """Keep the frames after the newest step, which no row holds yet, `[S, n, ...]`."""
+        if self._staging is not None:
+            self._staged[_NEWEST][...] = frames
+        else:
+            self._newest.copy_(torch.from_numpy(np.ascontiguousarray(frames)))
+
+    @property
+    def _newest(self) -> Tensor:
+        return self.store[:, self.capacity : self.capacity + self.num_envs]
+
+    def _staged_fields(self) -> Fields:
+        own = super()._staged_fields()
+        return {**own, _NEWEST: own["frame"]}
+
+    def _store_staged(self) -> None:
+        super()._store_staged()
+        assert self._staging is not None
+        self._newest.copy_(self._staging.device[_NEWEST])
 
     def _keep(self, seed: int, env: int, frame: Array) -> int:
         """Keep the last frame of a cut-off episode; returns its slot."""

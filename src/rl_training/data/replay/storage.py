@@ -26,6 +26,7 @@ from rl_training.data.rewards import scale_rewards
 from rl_training.errors import DataError
 from rl_training.rng import Rng
 from rl_training.state import Counter, Scalar, require_same_keys
+from rl_training.transfer import Captured, Staging
 
 Array = NDArray[Any]
 Fields = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -33,6 +34,8 @@ Fields = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 SEGMENT_BYTES = 4 << 20
 ALIGNMENT = 64
 """Of allocated rows in bytes, as PyTorch's own."""
+_TABLE = "table"
+"""Name of all fields of the table together."""
 
 
 def untouched_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -108,6 +111,8 @@ class ReplayBuffer:
             DataError: When the capacity cannot hold `n_step` steps of all environments.
         """
         self.capacity = capacity - capacity % num_envs
+        self.drawable = self.capacity
+        """Rows that may be drawn when the ring is full."""
         if self.capacity < num_envs * n_step:
             raise DataError(
                 f"buffer_capacity must be >= num_envs * n_step = {num_envs * n_step}, "
@@ -128,7 +133,9 @@ class ReplayBuffer:
         self._allocate()
         on_cpu = self.device.type == "cpu"
         self._arrays = {name: rows.numpy() for name, rows in self.rows.items()} if on_cpu else None
-        self._staging: Array = np.zeros((self.num_tables, num_envs, self._width), np.float32)
+        self._staging: Staging | None = None
+        self._staged: Mapping[str, Array] = {}
+        self._lanes = torch.arange(num_envs, device=device)
         self._offset = torch.arange(self.num_tables, device=device).unsqueeze(1) * self.capacity
 
     def _fields(
@@ -184,8 +191,8 @@ class ReplayBuffer:
         return untouched_zeros(shape, self._dtypes[name], self.device)
 
     def __len__(self) -> int:
-        """Rows that hold data, per seed."""
-        return min(self.inserted.value, self.capacity)
+        """Rows that may be drawn, per seed."""
+        return min(self.inserted.value, self.drawable)
 
     @property
     def num_bytes(self) -> int:
@@ -211,12 +218,11 @@ class ReplayBuffer:
         start = self.inserted.value % self.capacity
         stop = start + self.num_envs
         step = StepArrays(obs, action, reward, next_obs, terminated, truncated)
-        values = self._values(step)
         if self._arrays is not None:
-            for array, value in zip(self._arrays.values(), values, strict=True):
+            for array, value in zip(self._arrays.values(), self._values(step), strict=True):
                 array[:, start:stop] = value
         else:
-            self._send(slice(start, stop), dict(zip(self.rows, values, strict=True)))
+            self._send(step)
         self.set_inserted(self.inserted.value + self.num_envs)
         self._added(start)
 
@@ -228,24 +234,54 @@ class ReplayBuffer:
     def _added(self, start: int) -> None:
         """Take note of a new step, whose rows begin at `start`; uniform sampling need not."""
 
-    def _send(self, place: slice, values: Mapping[str, Array]) -> None:
-        """Store one step on another device, with one transfer for all fields of the table."""
-        lead = (self.num_tables, self.num_envs)
-        for name, value in values.items():
+    def _send(self, step: StepArrays) -> None:
+        """Store one step on another device: one transfer and one captured graph."""
+        if self._staging is None:
+            self._staging = Staging(self._staged_fields(), self.device)
+            # What the graph counts on from.
+            self._next.set(self.inserted.value)
+            self._store = Captured(self._store_staged, self.device)
+        staged = self._staged = self._staging.writable()
+        for name, value in zip(self.rows, self._values(step), strict=True):
             if name in self._columns:
-                columns = self._staging[..., self._columns[name]]
+                columns = staged[_TABLE][..., self._columns[name]]
                 columns[...] = value.reshape(columns.shape)
             else:
-                source = torch.from_numpy(np.ascontiguousarray(value))
-                self.rows[name][:, place] = source.to(self.device, self.rows[name].dtype)
+                staged[name][...] = value
+        self._store()
+        self._staging.mark_sent()
+        count = self.inserted.value + self.num_envs
+        self._next.moved(count)
+        self._size.moved(min(count, self.drawable))
+
+    def _staged_fields(self) -> Fields:
+        """Return what one step sends to the device."""
+        lead = (self.num_tables, self.num_envs)
+        loose = {
+            name: ((*lead, *shape), self._dtypes[name])
+            for name, shape in self._shapes.items()
+            if name not in self._columns
+        }
+        return {_TABLE: ((*lead, self._width), torch.float32)} | loose
+
+    def _store_staged(self) -> None:
+        """Put what was sent into its rows and move the counts, without a number of the host's."""
+        assert self._staging is not None
+        self._staging.send()
+        staged, count = self._staging.device, self._next.tensor
+        rows = (count + self._lanes) % self.capacity
         table = self._table.view(self.num_tables, self.capacity, -1)
-        table[:, place] = torch.from_numpy(self._staging).to(self.device).view(*lead, -1)
+        table.index_copy_(1, rows, staged[_TABLE])
+        for name in self._shapes.keys() - self._columns.keys():
+            self.rows[name].index_copy_(1, rows, staged[name])
+        count += self.num_envs
+        torch.clamp(count, max=self.drawable, out=self._size.tensor)
 
     def set_inserted(self, count: int) -> None:
         """Say how many rows have been stored so far."""
         self.inserted.value = count
         self._size.set(len(self))
-        if self.n_step > 1 or self._tracks_newest:
+        if self.n_step > 1 or self._tracks_newest or self._staging is not None:
             self._next.set(count)
 
     def set_progress(self, progress: float) -> None:

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.algorithms.base import (
@@ -42,7 +43,7 @@ from rl_training.runtime.compile.cache import (
     compile_here,
     has_bf16,
 )
-from rl_training.runtime.compile.cuda_graph import CapturedCall, CapturedUpdates
+from rl_training.runtime.compile.cuda_graph import CapturedCall, CapturedPolicy, CapturedUpdates
 from rl_training.runtime.compile.equivalence import Undo, compare
 from rl_training.runtime.compile.programs import (
     ACTING_PART,
@@ -61,6 +62,7 @@ from rl_training.runtime.compile.trace import (
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.updates import replay_step, steps_per_update
 from rl_training.state import Counter, require_same_keys
+from rl_training.transfer import HostCopy
 
 EAGER_SECONDS = 30.0
 """How long, by estimate, an `auto` run stays eager, while its programs are compiled beside it."""
@@ -289,14 +291,20 @@ class ReplayRunner:
         if self._switch_at < math.inf:
             accelerator.prepare(list(self._sources.values()), replay.data_shape)
         self._act: Callable[[Tensor], Tensor] | None = None
+        self._policy: CapturedPolicy | None = None
         self._updates: dict[int, Callable[[int], int]] = {}
 
-    def act(self, obs: Tensor) -> Tensor:
-        """Choose exploring actions."""
+    def act(self, obs: NDArray[Any]) -> HostCopy:
+        """Begin to choose exploring actions for observations `[S, n, ...]` of the host."""
         self._switch_when_due()
+        if self._policy is not None:
+            return self._policy(obs)
+        given = torch.from_numpy(obs)
+        if self.learner.device.type != "cpu":
+            given = given.to(self.learner.device)
         if self._act is not None:
-            return self._act(obs)
-        return self.learner.act_from(self.acting, obs, explore=True)
+            return HostCopy.of(self._act(given))
+        return HostCopy.of(self.learner.act_from(self.acting, given, explore=True))
 
     def update(self, count: int) -> None:
         """Do `count` updates."""
@@ -320,8 +328,10 @@ class ReplayRunner:
         # Steps of a model change over by themselves, see `ModelRunner`.
         sources = [s for s in self._sources.values() if s.name not in MODEL_STEPS]
         programs = self.accelerator.programs(sources)
-        if "act" in programs:
-            self._act = self._called(programs["act"])
+        if "act" in programs and self.accelerator.captures:
+            self._policy = CapturedPolicy(programs["act"], self.learner.device)
+        elif "act" in programs:
+            self._act = programs["act"]
         parts = {
             name.removeprefix(ACTING_PART): self._called(program)
             for name, program in programs.items()
@@ -368,6 +378,20 @@ class RolloutRunner:
         self._switch_at = accelerator.first_update(planned, steps, batch_size)
         if self._switch_at < math.inf:
             accelerator.prepare(list(self._sources.values()))
+        self._policy: CapturedPolicy | None = None
+
+    def sample(self, obs: NDArray[Any], noise: Tensor) -> tuple[HostCopy, Tensor]:
+        """Begin to sample actions for observations `[S, n, ...]` of the host.
+
+        Returns:
+            The actions, and the observations on the device, which the next call may write over.
+        """
+        if self._policy is not None:
+            return self._policy(obs, noise), self._policy.obs
+        given = torch.from_numpy(obs)
+        if self.learner.device.type != "cpu":
+            given = given.to(self.learner.device)
+        return HostCopy.of(self.learner.sample(given, noise)), given
 
     def before_rollout(self) -> None:
         """Change over to programs when it is time."""
@@ -375,5 +399,9 @@ class RolloutRunner:
             return
         self._switch_at = math.inf
         for name, program in self.accelerator.programs(list(self._sources.values())).items():
-            captures = self.accelerator.captures
-            setattr(self.learner, name, CapturedCall(program) if captures else program)
+            if not self.accelerator.captures:
+                setattr(self.learner, name, program)
+            elif name == "sample":
+                self._policy = CapturedPolicy(program, self.learner.device)
+            else:
+                setattr(self.learner, name, CapturedCall(program))

@@ -1,10 +1,15 @@
-"""Row `gpu-seeds`: whole runs of a preset, several seeds in one, and their time split."""
+"""Rows `loop-*` and `gpu-seeds`: whole runs through `train()`, and where their time goes.
+
+Evaluations are part of a run, as often as its preset asks for them; what does not grow with its
+length (compiling, the checkpoint at the end) is told beside the figure.
+"""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,32 +27,71 @@ from bench.speed.figures import Figure
 from bench.speed.options import Options
 from bench.speed.rows import Row
 from bench.speed.timers import Timers, Watched
+from rl_training.algorithms.base import OnPolicyLearner
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.experiment.config import load_config
 from rl_training.runtime.callbacks import Callback, TrainerState
-from rl_training.runtime.collector import Collector
-from rl_training.runtime.compile.cuda_graph import CapturedUpdates
-from rl_training.runtime.compile.runner import Accelerator, ReplayRunner
+from rl_training.runtime.compile.cuda_graph import CapturedPolicy, CapturedUpdates
+from rl_training.runtime.compile.runner import Accelerator, ReplayRunner, RolloutRunner
 from rl_training.runtime.session import Session
 from rl_training.runtime.train import train
+from rl_training.transfer import HostCopy
 
-SEEDS = (1, 32)
+
+@dataclass(frozen=True)
+class Run:
+    """What a row trains."""
+
+    preset: str
+    steps: int
+    """Environment steps per seed."""
+    seeds: tuple[int, ...] = (1,)
+    """Numbers of seeds side by side, each measured by itself."""
+    overrides: tuple[str, ...] = ()
+    precision: str = "bf16"
+
+
 OVERRIDES = (
+    "eval_episodes=0",
     "algo_kwargs.eval_interval=0",
     "algo_kwargs.learning_starts=500",
     "algo_kwargs.buffer_capacity=100000",
 )
+_SOON = ("algo_kwargs.learning_starts=500",)
+_HUMANOID = ("env_id=Humanoid-v5", "algo_kwargs.buffer_capacity=100000")
+_CHEETAHS = ("env_id=HalfCheetah-v5", "num_envs=64", "algo_kwargs.minibatch_size=4096")
+_GAMES = ("vector_mode=native", "eval_episodes=0")
+RUNS: dict[str, Run] = {
+    "loop-sac": Run("sac/halfcheetah", 50_000, (1, 32), _SOON),
+    "loop-sac-overlap": Run("sac/halfcheetah", 50_000, (1, 32), (*_SOON, "overlap=true")),
+    "loop-humanoid": Run("sac/halfcheetah", 12_500, (16,), (*_SOON, *_HUMANOID)),
+    "loop-ppo-cheetah": Run("ppo/hopper", 500_000, (4,), _CHEETAHS, "tf32"),
+    "loop-ppo-breakout": Run(
+        "ppo/breakout_atari",
+        200_000,
+        overrides=(*_GAMES, "num_envs=64", "algo_kwargs.minibatch_size=2048"),
+    ),
+    "loop-dqn-breakout": Run(
+        "dqn/breakout_atari",
+        60_000,
+        overrides=(*_GAMES, "algo_kwargs.learning_starts=2000"),
+    ),
+    "loop-dreamer": Run("dreamer/pong_atari", 3_000, overrides=_GAMES, precision="tf32"),
+}
 WATCHED: tuple[Watched, ...] = (
     (SeedVectorEnv, "step", "environments"),
     (ReplayRunner, "act", "acting"),
+    (RolloutRunner, "sample", "acting"),
+    (HostCopy, "array", "waiting for actions"),
     (ReplayRunner, "update", "updates"),
+    (OnPolicyLearner, "update", "updates"),
     (Accelerator, "programs", "compiling"),
     (CapturedUpdates, "__init__", "compiling"),
-    (Collector, "observation", "transfer"),
-    (Collector, "step", "transfer"),  # less its environments: actions to the host, episode books
+    (CapturedPolicy, "_capture", "compiling"),
     (ReplayBuffer, "add", "replay insertion"),
     (Session, "log", "logging"),
+    (Session, "evaluate", "evaluation"),
     (Session, "save", "saving"),
 )
 NOT_STEPPING = ("compiling", "saving")
@@ -57,13 +101,16 @@ NOT_STEPPING = ("compiling", "saving")
 class _Watch(Callback):
     """Times a run from its first step to its end, and keeps what it says."""
 
-    def __init__(self) -> None:
+    def __init__(self, timers: Timers) -> None:
         self.seconds = 0.0
+        self.num_envs = 1
         self.messages: list[str] = []
         self._start = 0.0
+        self._timers = timers
 
     def on_start(self, state: TrainerState) -> None:
-        """Start the clock."""
+        """Start the clocks."""
+        self._timers.seconds.clear()
         self._start = time.perf_counter()
 
     def on_message(self, state: TrainerState, text: str) -> None:
@@ -76,48 +123,59 @@ class _Watch(Callback):
 
 
 def measure(row: Row, options: Options) -> Iterator[Figure]:
-    """Run each number of seeds once as it is and, on an accelerator, once more to split its time.
+    """Run each number of seeds once, and with `--profile` once more to split the device's time.
 
     The second run waits for the device at every change of label, which alone tells what it is busy
-    with but makes the run slower.
+    with but makes the run slower. Without it, time is the host's: it waits for the device where it
+    needs an action.
     """
     device = choose_device(row.name, options)
-    for count in options.seeds or SEEDS:
-        for precision in options.precisions or ("fp32",):
+    run = RUNS.get(row.name) or Run(options.preset, 5_000, (1, 32), OVERRIDES, "fp32")
+    if options.steps is not None:
+        run = replace(run, steps=options.steps)
+    for count in options.seeds or run.seeds:
+        for precision in options.precisions or (run.precision,):
             yield failing_softly(
-                partial(_measure_one, row, options, device, count, precision),
+                partial(_measure_one, row, options, run, device, count, precision),
                 partial(_figure, row, count, precision, {}),
             )
 
 
 def _measure_one(
-    row: Row, options: Options, device: torch.device, count: int, precision: str
+    row: Row, options: Options, run: Run, device: torch.device, count: int, precision: str
 ) -> Figure:
     timers = Timers()
-    watch = _run(options, device, count, precision, timers)
+    watch = _run(options, run, device, count, precision, timers)
     spent = timers.seconds
     seconds = watch.seconds - sum(spent[label] for label in NOT_STEPPING)
     split = spent
-    if device.type == "cuda":
+    if device.type == "cuda" and options.profile:
         synchronized = Timers(synchronizer(device))
-        _run(options, device, count, precision, synchronized)
+        _run(options, run, device, count, precision, synchronized)
         split = synchronized.seconds
     shares = _shares(split)
     notes = [m for m in watch.messages if FALLBACK in m]
     notes.append(
-        f"{options.steps:,} steps of {count} seed{'s' if count > 1 else ''} in {seconds:.1f} s, "
+        f"{run.steps:,} steps of {count} seed{'s' if count > 1 else ''} in {seconds:.1f} s, "
         f"and {spent['compiling']:.1f} s to compile, {spent['saving']:.1f} s to save at the end"
     )
-    notes.append(", ".join(f"{label} {100 * share:.0f}%" for label, share in shares.items()))
+    passes = run.steps / watch.num_envs
+    notes.append(
+        ", ".join(
+            f"{label} {100 * share:.0f}% ({1e6 * split[label] / passes:.0f})"
+            for label, share in shares.items()
+        )
+        + " (microseconds per step of all environments)"
+    )
     extra = {
-        "steps": options.steps,
+        "steps": run.steps,
         "device": device_name(device),
         "wall_seconds": watch.seconds,
         "seconds": dict(spent),
         "seconds_synchronized": dict(split),
         "shares": shares,
     }
-    samples = {choose_accelerate(device, options): [count * options.steps / seconds]}
+    samples = {choose_accelerate(device, options): [count * run.steps / seconds]}
     return _figure(row, count, precision, samples, notes=notes, extra=extra)
 
 
@@ -135,29 +193,35 @@ def _figure(
         label=f"{row.name} {count} {precision}",
         unit="env steps/s",
         samples=samples,
+        bar=row.bars.get("one" if count == 1 else "many"),
         notes=tuple(notes),
         extra={"seeds": count, "precision": precision} | dict(extra or {}),
     )
 
 
 def _run(
-    options: Options, device: torch.device, count: int, precision: str, timers: Timers
+    options: Options,
+    run: Run,
+    device: torch.device,
+    count: int,
+    precision: str,
+    timers: Timers,
 ) -> _Watch:
-    watch = _Watch()
+    watch = _Watch(timers)
     with tempfile.TemporaryDirectory() as folder:
         changes: dict[str, Any] = {
             "seeds": list(range(count)),
-            "total_timesteps": options.steps,
+            "total_timesteps": run.steps,
             "device": str(device),
-            "threads": options.threads,
+            "threads": 0,  # environments take the cores that pay
             "accelerate": choose_accelerate(device, options),
             "precision": precision,
-            "eval_episodes": 0,
             "checkpoint_interval": 0,
             "tensorboard": False,
             "output_dir": folder,
         }
-        config = load_config(options.preset, OVERRIDES, changes)
+        config = load_config(run.preset, run.overrides, changes)
+        watch.num_envs = config.num_envs
         with timers.watching(WATCHED):
             train(config, callbacks=[watch])
     return watch
