@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import StepOutput, TransitionLearner, weighted_mean
 from rl_training.algorithms.config import AlgoConfig, part_of
-from rl_training.algorithms.pixel_config import PixelConfig, refuse_standardized, shared_encoder
+from rl_training.algorithms.pixel_config import PixelConfig, shared_encoder
 from rl_training.algorithms.sources import OfflineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
@@ -103,8 +103,6 @@ def bc_loss(learner: BC, batch: TransitionBatch) -> dict[str, Tensor]:
 def bc_networks(env: EnvSpec, config: BCConfig, rng: Rng) -> dict[str, nn.Module]:
     """Build the policy for a task."""
     images, sizes = len(env.obs_shape) > 1, part_of(config, PixelConfig)
-    standardized = part_of(config, OfflineSettings).normalize_observations
-    refuse_standardized(env, "normalize_observations", images and standardized)
     model = MLPPolicyModel(
         env.obs_dim,
         env.action_dim,

@@ -8,7 +8,6 @@ from typing import get_args
 from rl_training.algorithms.config import part_of
 from rl_training.algorithms.own_encoders import OwnEncoder, encoder_of, own_encoder
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import ConfigError
 from rl_training.models.encoders import (
     EncoderName,
     EncoderOptions,
@@ -41,19 +40,6 @@ class PixelConfig(Settings):
     def features(self) -> tuple[int, ...]:
         """Widths of the layers that belong to the features of an image."""
         return () if self.features_dim is None else (self.features_dim,)
-
-
-def refuse_standardized(env: EnvSpec, key: str, asked_for: bool) -> None:
-    """Refuse to standardise images.
-
-    Raises:
-        ConfigError: When the setting `key` asks for it.
-    """
-    if asked_for:
-        raise ConfigError(
-            f"algo_kwargs.{key} is true, but {env.env_id} gives images, which are scaled "
-            "to [0, 1] as they are; set it to false"
-        )
 
 
 def encoder_for(

@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import OnPolicyLearner, StepOutput, add_weighted
 from rl_training.algorithms.config import AlgoConfig, part_of
 from rl_training.algorithms.losses import gae, ppo_policy_loss, ppo_value_loss
-from rl_training.algorithms.pixel_config import PixelConfig, refuse_standardized, shared_encoder
+from rl_training.algorithms.pixel_config import PixelConfig, shared_encoder
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch
-from rl_training.data.normalizer import RunningNorm
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.layers import ActivationName
 from rl_training.models.mlp_actor_critic import ActorCriticModel
@@ -78,8 +77,13 @@ class PPOConfig(AlgoConfig):
     """Clip the change of the value prediction to this; null does not."""
     normalize_advantage: bool = True
     """Standardise advantages in each minibatch."""
-    normalize_obs: bool = False
+    normalize_observations: bool = False
     """Standardise observations by running statistics, which are part of the checkpoint."""
+    normalize_obs: bool = False
+    """The older name of `normalize_observations`; either will do."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running deviation of the discounted return, clipped to +-10; returns
+    are reported without it."""
     target_kl: PositiveFloat | None = None
     """Freeze the networks for the rest of an update once the KL divergence exceeds this."""
     max_grad_norm: PositiveFloat | None = 0.5
@@ -120,12 +124,16 @@ class PPO(OnPolicyLearner):
     model: ActorCriticModel
 
     def setup(self) -> None:
-        """Create the optimizer and the observation statistics."""
+        """Create the optimizer."""
         self.optimizer = self.network_optimizer(
             self.model.parameters(), max_grad_norm=self.config.max_grad_norm
         )
-        self.obs_norm = RunningNorm(self.num_seeds, (self.model.obs_dim,), self.device)
-        self.normalizes = self.config.normalize_obs
+
+    def setup_inputs(self) -> None:
+        """Create the statistics, which whole rollouts move: a policy is one throughout its own."""
+        super().setup_inputs()
+        self.obs_norm = self.statistics(torch.float32)
+        self.counts_observations = False
 
     def normalized(self, batch: RolloutBatch) -> RolloutBatch:
         """Leave a rollout as it is: the statistics move with it, after `prepare` used them."""
@@ -170,7 +178,7 @@ class PPO(OnPolicyLearner):
         value = self.model.value(features)
         next_value = self.model.value(self.model.embed(next_obs))
         advantage = gae(
-            batch.reward,
+            self.scaled(batch.reward),
             value.view_as(batch.reward),
             next_value.view_as(batch.reward),
             batch.terminated,
@@ -259,7 +267,6 @@ def ppo_networks(env: EnvSpec, config: PPOConfig, rng: Rng) -> dict[str, nn.Modu
     images = len(env.obs_shape) > 1
     sizes, activation = config.hidden_sizes, config.activation or "tanh"
     if images:
-        refuse_standardized(env, "normalize_obs", config.normalize_obs)
         activation = config.activation or "relu"
         sizes = part_of(config, PixelConfig).head_hidden_sizes
     actor_sizes, critic_sizes = config.actor_hidden_sizes, config.critic_hidden_sizes

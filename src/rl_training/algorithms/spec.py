@@ -95,6 +95,8 @@ class AlgorithmSpec:
                 f"{env.action_kind} ones; `rl-training list` shows what each algorithm takes."
             )
         ndims, ndim = self.obs_ndims, len(env.obs_shape)
+        if ndim > 1:
+            _refuse_standardized(env, config)
         if ndim in ndims or (ndim in self.encoded_ndims and encoder_of(config) is not None):
             return
         way = " or give an encoder of your own (module:function)" if self.encoded_ndims else ""
@@ -160,3 +162,17 @@ class AlgorithmSpec:
         learner = self.learner(config=config, seeds=seeds, varied=varied, **networks)
         learner.see_task(env, env_kwargs or {}, may_import)
         return learner
+
+
+def _refuse_standardized(env: EnvSpec, config: AlgoConfig) -> None:
+    """Refuse to standardise images.
+
+    Raises:
+        ConfigError: Naming the setting that asks for it.
+    """
+    for key in ("normalize_observations", "normalize_obs"):
+        if getattr(config, key, False):
+            raise ConfigError(
+                f"algo_kwargs.{key} is true, but {env.env_id} gives images, which are scaled to "
+                "[0, 1] as they are; set it to false"
+            )

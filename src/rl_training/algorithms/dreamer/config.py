@@ -38,6 +38,8 @@ class DreamerConfig(AlgoConfig):
     compiles_on_cpu: ClassVar[bool] = False  # loops over time are unrolled
     why_not: ClassVar[Mapping[str, str]] = {
         "encoder": "its world model learns its own by predicting what it encodes",
+        "normalize_observations": "its world model takes symlogs of vectors, which have no scale",
+        "normalize_rewards": "it learns symlogs of rewards and divides returns by their range",
         "activation": "its networks have SiLU and normalised layers as one recipe",
     }
 

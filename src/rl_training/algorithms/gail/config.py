@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rl_training.algorithms.gail.losses import RewardForm
 from rl_training.algorithms.ppo import PPOConfig
@@ -16,6 +16,15 @@ from rl_training.validation import (
     PositiveInt,
     Sizes,
 )
+
+
+def _never_the_tasks(asked: bool) -> bool:
+    if asked:
+        raise ValueError(
+            "must be false: GAIL does not learn from the task's rewards; set normalize_reward, "
+            "which scales the discriminator's"
+        )
+    return asked
 
 
 class GAILConfig(PPOConfig):
@@ -56,6 +65,10 @@ class GAILConfig(PPOConfig):
     """Divide each weight of the discriminator's MLP by its largest singular value."""
     label_smoothing: Fraction = 0.0
     """Expert pairs are labelled 1 minus this; 0 is without."""
+    normalize_rewards: Annotated[
+        bool, Field(json_schema_extra={"const": False}), AfterValidator(_never_the_tasks)
+    ] = False
+    """Of the task, which GAIL does not learn from; the discriminator's are `normalize_reward`."""
     normalize_reward: bool = False
     """Divide rewards by their running standard deviation; their sign stays."""
     absorbing_states: bool = False
