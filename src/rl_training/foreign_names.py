@@ -83,6 +83,7 @@ TABLE: tuple[ForeignName, ...] = (
         ("n_envs", "run:num_envs"),
         ("env", "run:env_id"),
         ("vec_env_cls", "run:vector_mode"),
+        ("wrapper_class", "run:env_kwargs", "env_kwargs.wrappers, a list"),
         ("save_freq", "run:checkpoint_interval"),
         ("tensorboard_log", "run:tensorboard", "true or false; files go into the run's folder"),
         ("policy", "", "the network follows from the spaces of the task, leave it out"),

@@ -19,6 +19,7 @@ from rl_training.algorithms.own_encoders import give_encoder, import_encoder
 from rl_training.algorithms.spec import Loop
 from rl_training.api.data import DataLike, settings_for_data
 from rl_training.cli.display import display_for
+from rl_training.envs.chain import WrapperLike, named_chain
 from rl_training.envs.given import EnvLike, is_given, name_of
 from rl_training.envs.probe import probe_env
 from rl_training.envs.tasks.spaces_only import SPACES_ONLY
@@ -61,6 +62,7 @@ class Agent:
         source: TrainConfig | Path | EnvLike | None = None,
         *,
         env: EnvLike | None = None,
+        wrappers: Sequence[WrapperLike] | None = None,
         **settings: Any,
     ) -> None:
         """Prepare an agent.
@@ -69,6 +71,8 @@ class Agent:
             source: A configuration, a preset such as `sac/pendulum`, a YAML file, or an
                 environment: its id, an object, a class, or a function that makes one.
             env: The environment, beside a preset or file or in place of `source`.
+            wrappers: What is put around the environment, the first innermost: classes or functions,
+                names of Gymnasium's, `module:Class`, or mappings of a `name` and arguments.
             **settings: Settings of the run (`total_timesteps`, `num_envs`, `seed`, ...) and of the
                 method (`learning_rate`, `hidden_sizes`, ...), by their names.
 
@@ -79,6 +83,9 @@ class Agent:
         if env is None and not self._is_config(source):
             env, source = source, None  # type: ignore[assignment]  # an environment by its place
         self.config = self._configured(source, env, settings)
+        if wrappers is not None:
+            wrapped = self.config.env_kwargs | {"wrappers": list(wrappers)}
+            self.config = self.config.replace(env_kwargs=wrapped)
         self.result: TrainResult | None = None
         self._run: Path | None = None
         self._weights: Path | None = None
@@ -352,6 +359,7 @@ class Agent:
         *,
         env: EnvLike | None = None,
         encoder: EncoderFunction | None = None,
+        wrappers: Sequence[WrapperLike] = (),
         device: str = "auto",
     ) -> Self:
         """Load a saved file, a checkpoint or the newest good checkpoint of a run.
@@ -360,6 +368,7 @@ class Agent:
             path: Where it is.
             env: The environment, where the run had one that was handed over in Python.
             encoder: The function that makes the encoder, where the run has one of your own.
+            wrappers: Wrappers of the environment that were handed over in Python.
             device: Where it acts.
 
         Raises:
@@ -367,6 +376,7 @@ class Agent:
         """
         if encoder is not None:
             give_encoder(encoder)
+        named_chain(list(wrappers))
         loaded = load_agent(path, device=device)
         if cls.algo and loaded.config.algo != cls.algo:
             raise CheckpointError(

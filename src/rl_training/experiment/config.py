@@ -167,6 +167,20 @@ class TrainConfig(Settings):
 
         return value | {"encoder": name_encoder(value["encoder"])}
 
+    @field_validator("env_kwargs")
+    @classmethod
+    def _wrappers_by_name(cls, value: dict[str, Any]) -> dict[str, Any]:
+        wrappers = value.get("wrappers")
+        chain = wrappers.get("chain") if isinstance(wrappers, dict) else wrappers
+        if not isinstance(chain, list | tuple):
+            return value
+        from rl_training.envs.chain import named_chain
+
+        named = named_chain(chain)
+        return value | {
+            "wrappers": wrappers | {"chain": named} if isinstance(wrappers, dict) else named
+        }
+
     @model_validator(mode="after")
     def _algorithm_fits(self) -> TrainConfig:
         _ = self.algo_config  # parsing it is the check

@@ -20,7 +20,7 @@ from rl_training.envs.backends.classic import CARTPOLE_IDS, MaskedCartPole, Spre
 from rl_training.envs.backends.mujoco_batch import MujocoBatch, why_not_batched, why_not_native
 from rl_training.envs.backends.processes import WorkerError, WorkerVectorEnv
 from rl_training.envs.factory import class_name, close_env, make_env
-from rl_training.envs.options import is_atari
+from rl_training.envs.options import is_atari, wrapper_options
 from rl_training.envs.plain import State
 from rl_training.envs.snapshot import ResumeLevel, SnapshotWrapper, weakest_level
 from rl_training.envs.spec import Array, EnvSpec
@@ -114,7 +114,9 @@ def make_backend(task: Task, mode: Mode, timeout: float, threads: int = 0) -> Ba
     """
     note = None
     if mode in ("auto", "native"):
-        native = _cartpole(task, mode) or _atari(task, mode, threads) or _mujoco(task, threads)
+        wrapped = _wrapped(task)
+        native = wrapped or _cartpole(task, mode)
+        native = native or _atari(task, mode, threads) or _mujoco(task, threads)
         if not isinstance(native, str):
             return native
         if mode == "native":
@@ -122,13 +124,21 @@ def make_backend(task: Task, mode: Mode, timeout: float, threads: int = 0) -> Ba
                 f"vector_mode native cannot run {task.env_id}: {native}; use vector_mode auto, "
                 "which takes what there is, or sync, async or ray"
             )
-        if class_name(task.env_id) in MUJOCO_TASKS or native == _ATARI_DIFFERS:
+        others = task.env_id in CARTPOLE_IDS or is_atari(task.env_id)
+        lost = class_name(task.env_id) in MUJOCO_TASKS or (others and wrapped is not None)
+        if lost or native == _ATARI_DIFFERS:
             note = f"sync: one after another, because {native}"
     if mode == "ray":
         from rl_training.envs.backends.ray_actors import RayEnvs
 
         return RayEnvs(task, timeout)
     return WorkerEnvs(task, timeout) if mode == "async" else SyncEnvs(task, note)
+
+
+def _wrapped(task: Task) -> str | None:
+    """Why no native version runs a task with wrappers around it; None without."""
+    chain = wrapper_options(task.env_id, task.env_kwargs.get("wrappers")).chain
+    return "env_kwargs.wrappers puts wrappers around single environments" if chain else None
 
 
 def _cartpole(task: Task, mode: Mode) -> Backend | str | None:
