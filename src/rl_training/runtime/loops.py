@@ -23,7 +23,6 @@ from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.step import Step
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.checkpoints.saver import Part
 from rl_training.runtime.collector import ActionAhead, CollectedStep, Collector
 from rl_training.runtime.compile.runner import ReplayRunner, RolloutRunner
 from rl_training.runtime.demonstrations import Demonstrations
@@ -33,6 +32,7 @@ from rl_training.runtime.phases import LoopPhase, Phases
 from rl_training.runtime.prior import BLOCK, PriorData, pretrain_updates
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.results import TrainResult
+from rl_training.runtime.running_statistics import RunningStatistics
 from rl_training.runtime.session import Session
 from rl_training.transfer import HostCopy
 
@@ -53,7 +53,8 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     batches = phases.batches(replay)
     acting = learner.initial_acting_state(envs.num_envs)
     ahead = ActionAhead(envs.num_seeds, envs.num_envs, envs.spec.action_shape)
-    own: dict[str, Part] = {} if acting is None else {"acting": acting}
+    statistics = RunningStatistics(learner, envs.num_envs)
+    own = statistics.parts() | ({} if acting is None else {"acting": acting})
     if session.config.overlap:
         own["ahead"] = ahead
     session.register(learner, collector=collector, replay=replay, **phases.parts(), **own)
@@ -78,6 +79,7 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
         learner.set_progress(progress)
         replay.set_progress(progress)
         seen = collector.step((ahead.take() or choose()).array())
+        statistics.see(seen)
         step = seen.step
         replay.add(
             seen.obs, seen.action, step.reward, step.final_obs, step.terminated, step.truncated
@@ -114,7 +116,8 @@ def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) ->
     num_steps = learner.rollout_steps
     collector = Collector(envs, learner.device)
     phases = phases_of(session, learner, None)
-    session.register(learner, collector=collector, **phases.parts())
+    statistics = RunningStatistics(learner, envs.num_envs)
+    session.register(learner, collector=collector, **phases.parts(), **statistics.parts())
     session.begin(collector.start, phases.first, phases.notes())
     rows = num_steps * envs.num_envs
     planned = session.clock.planned.value // rows
@@ -122,14 +125,16 @@ def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) ->
     while session.running():
         runner.before_rollout()
         learner.set_progress(session.progress)
-        rollout = gather_rollout(collector, runner, num_steps)
+        rollout = gather_rollout(collector, runner, num_steps, statistics)
         session.advance(rows)
         session.record(learner.update(rollout, global_step=session.step))
         session.tick()
     return session.finish()
 
 
-def gather_rollout(collector: Collector, runner: RolloutRunner, num_steps: int) -> RolloutBatch:
+def gather_rollout(
+    collector: Collector, runner: RolloutRunner, num_steps: int, statistics: RunningStatistics
+) -> RolloutBatch:
     """Take `num_steps` steps in every environment; tensors are `[S, T, n, ...]`."""
     learner = runner.learner
     shares_memory = learner.device.type == "cpu"
@@ -142,6 +147,7 @@ def gather_rollout(collector: Collector, runner: RolloutRunner, num_steps: int) 
             if not shares_memory:
                 shown.append(on_device.clone())  # the next call may write over it
             steps.append(collector.step(action.array()))
+            statistics.see(steps[-1])
 
     def stack(arrays: list[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.stack(arrays, 1)).to(learner.device)

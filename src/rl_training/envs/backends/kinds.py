@@ -32,7 +32,7 @@ from rl_training.envs.backends.mujoco_batch import (
 )
 from rl_training.envs.backends.processes import WorkerEnvs
 from rl_training.envs.factory import class_name, close_env
-from rl_training.envs.options import is_atari
+from rl_training.envs.options import is_atari, wrapper_options
 from rl_training.envs.plain import State
 from rl_training.envs.snapshot import ResumeLevel, weakest_level
 from rl_training.envs.spec import Array
@@ -99,7 +99,9 @@ def make_backend(task: Task, mode: Mode, timeout: float, threads: int = 0) -> Ba
     """
     note = None
     if mode in ("auto", "native"):
-        native = _cartpole(task, mode) or _atari(task, mode, threads) or _mujoco(task, threads)
+        wrapped = _wrapped(task)
+        native = wrapped or _cartpole(task, mode)
+        native = native or _atari(task, mode, threads) or _mujoco(task, threads)
         if not isinstance(native, str):
             return native
         if mode == "native":
@@ -109,7 +111,9 @@ def make_backend(task: Task, mode: Mode, timeout: float, threads: int = 0) -> Ba
             )
         if _processes_pay(task, threads):
             return WorkerEnvs(task, timeout, threads, f"; {native}")
-        if class_name(task.env_id) in MUJOCO_TASKS or native == _ATARI_DIFFERS:
+        others = task.env_id in CARTPOLE_IDS or is_atari(task.env_id)
+        lost = class_name(task.env_id) in MUJOCO_TASKS or (others and wrapped is not None)
+        if lost or native == _ATARI_DIFFERS:
             note = f"sync: one after another, because {native}"
     if mode == "ray":
         from rl_training.envs.backends.ray_actors import RayEnvs
@@ -129,6 +133,12 @@ def _processes_pay(task: Task, threads: int) -> bool:
         and multiprocessing.get_context().get_start_method() == "fork"
         and not multiprocessing.current_process().daemon
     )
+
+
+def _wrapped(task: Task) -> str | None:
+    """Why no native version runs a task with wrappers around it; None without."""
+    chain = wrapper_options(task.env_id, task.env_kwargs.get("wrappers")).chain
+    return "env_kwargs.wrappers puts wrappers around single environments" if chain else None
 
 
 def _cartpole(task: Task, mode: Mode) -> Backend | str | None:

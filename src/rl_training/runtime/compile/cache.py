@@ -79,8 +79,9 @@ class Request:
         config["members"] = math.prod([len(self.config["seeds"] or [0]), *map(len, grid.values())])
         config["varied"] = sorted(grid)
         own = hashlib.sha256()
-        for file in plugin_sources(self.config["algo"]):
-            own.update(file.read_bytes())
+        for name in (self.config["algo"], str(self.config["algo_kwargs"].get("encoder"))):
+            for file in plugin_sources(name):
+                own.update(file.read_bytes())
         parts = [asdict(self) | {"config": config}, _fingerprint(), own.hexdigest()]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
