@@ -61,7 +61,8 @@ OVERRIDES = (
 _SOON = ("algo_kwargs.learning_starts=500",)
 _HUMANOID = ("env_id=Humanoid-v5", "algo_kwargs.buffer_capacity=100000")
 _CHEETAHS = ("env_id=HalfCheetah-v5", "num_envs=64", "algo_kwargs.minibatch_size=4096")
-_GAMES = ("vector_mode=native", "eval_episodes=0")
+_GAMES = ("vector_mode=async", "eval_episodes=0")
+_DQN = (*_GAMES, "algo_kwargs.learning_starts=2000")
 RUNS: dict[str, Run] = {
     "loop-sac": Run("sac/halfcheetah", 50_000, (1, 32), _SOON),
     "loop-sac-overlap": Run("sac/halfcheetah", 50_000, (1, 32), (*_SOON, "overlap=true")),
@@ -72,12 +73,11 @@ RUNS: dict[str, Run] = {
         200_000,
         overrides=(*_GAMES, "num_envs=64", "algo_kwargs.minibatch_size=2048"),
     ),
-    "loop-dqn-breakout": Run(
-        "dqn/breakout_atari",
-        60_000,
-        overrides=(*_GAMES, "algo_kwargs.learning_starts=2000"),
+    "loop-dqn-breakout": Run("dqn/breakout_atari", 60_000, overrides=_DQN),
+    "loop-dqn-overlap": Run("dqn/breakout_atari", 60_000, overrides=(*_DQN, "overlap=true")),
+    "loop-dreamer": Run(
+        "dreamer/pong_atari", 3_000, overrides=("eval_episodes=0",), precision="tf32"
     ),
-    "loop-dreamer": Run("dreamer/pong_atari", 3_000, overrides=_GAMES, precision="tf32"),
 }
 WATCHED: tuple[Watched, ...] = (
     (SeedVectorEnv, "step", "environments"),
