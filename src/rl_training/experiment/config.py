@@ -69,9 +69,9 @@ class TrainConfig(Settings):
     device: str = Field(default="auto", json_schema_extra={"pattern": _DEVICE})
     """`auto`, `cpu`, `cuda` or `cuda:<n>`."""
     threads: Threads = 0
-    """CPU threads of PyTorch and of native environments, and most processes of `vector_mode: async`.
-    With 0, PyTorch takes `OMP_NUM_THREADS` or what is fastest (a resumed run keeps its number), and
-    environments as many cores as pay."""
+    """CPU threads of PyTorch and of native environments, and at most so many processes of
+    `vector_mode: async`. With 0, PyTorch takes `OMP_NUM_THREADS` or what is fastest (a resumed run
+    keeps its number), and environments as many cores as pay."""
     accelerate: Literal["auto", "off", "compile", "graph"] = "auto"
     """How updates run: eagerly (`off`), compiled from the first on (`compile`), compiled and
     captured in CUDA graphs (`graph`), or, on long runs, compiled beside the first part of the run
