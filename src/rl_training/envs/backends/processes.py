@@ -130,16 +130,17 @@ class _Share:
         self._rewards = board.rewards[lanes]
         self._terminated, self._truncated = board.terminated[lanes], board.truncated[lanes]
         self._envs: list[SnapshotWrapper] = []
-
-    def answer(self, request: bytes, argument: Any) -> object:
-        """Do what the owner asks for."""
-        answers: dict[bytes, Callable[[Any], object]] = {
+        self._answers: dict[bytes, Callable[[Any], object]] = {
+            _STEP: self._step,
             b"make": self._make,
             b"reset": self._reset,
             b"snapshot": self._snapshot,
             b"restore": self._restore,
         }
-        return answers[request](argument)
+
+    def answer(self, request: bytes, argument: Any) -> object:
+        """Do what the owner asks for."""
+        return self._answers[request](argument)
 
     def _begin(self, index: int) -> None:
         """Tell the owner which environment it is waiting for; each has a time limit of its own."""
@@ -160,7 +161,7 @@ class _Share:
             self._obs[index] = env.reset(seed=seed)[0]
         self._terminated[:] = self._truncated[:] = False
 
-    def step(self) -> None:
+    def _step(self, _: None) -> None:
         """One step of all, and a new episode where one ended."""
         # An environment may keep its action, which must not change under its hands.
         actions = self._actions.copy()
@@ -218,7 +219,7 @@ def _work(task: LaneTask, number: int, first: int, board: _Board, connection: Co
         while request := connection.recv_bytes():
             argument = None if request == _STEP else connection.recv()
             try:
-                value = share.step() if request == _STEP else share.answer(request, argument)
+                value = share.answer(request, argument)
             except BaseException as error:
                 _send_error(connection, share.current_lane, error)
                 continue
