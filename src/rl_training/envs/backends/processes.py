@@ -167,7 +167,7 @@ class _Share:
         actions = self._actions.copy()
         for index, env in enumerate(self._envs):
             self._begin(index)
-            obs, reward, terminated, truncated, _ = env.step(actions[index])
+            obs, reward, terminated, truncated, _info = env.step(actions[index])
             self._obs[index] = obs
             # Slices, because a number may come as an array of one.
             self._rewards[index : index + 1] = reward
