@@ -13,7 +13,6 @@ import functools
 import math
 import multiprocessing
 import os
-import pickle
 import select
 import signal
 import time
@@ -24,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -131,20 +130,17 @@ class _Share:
         self._rewards = board.rewards[lanes]
         self._terminated, self._truncated = board.terminated[lanes], board.truncated[lanes]
         self._envs: list[SnapshotWrapper] = []
-
-    def answer(self, request: bytes) -> bytes:
-        """Do what the owner asks for."""
-        if request == _STEP:
-            self._step()
-            return _DONE
-        name, argument = pickle.loads(request)
-        answers: dict[str, Callable[[Any], object]] = {
-            "make": self._make,
-            "reset": self._reset,
-            "snapshot": self._snapshot,
-            "restore": self._restore,
+        self._answers: dict[bytes, Callable[[Any], object]] = {
+            _STEP: self._step,
+            b"make": self._make,
+            b"reset": self._reset,
+            b"snapshot": self._snapshot,
+            b"restore": self._restore,
         }
-        return _DONE + pickle.dumps(answers[name](argument))
+
+    def answer(self, request: bytes, argument: Any) -> object:
+        """Do what the owner asks for."""
+        return self._answers[request](argument)
 
     def _begin(self, index: int) -> None:
         """Tell the owner which environment it is waiting for; each has a time limit of its own."""
@@ -165,12 +161,13 @@ class _Share:
             self._obs[index] = env.reset(seed=seed)[0]
         self._terminated[:] = self._truncated[:] = False
 
-    def _step(self) -> None:
+    def _step(self, _: None) -> None:
+        """One step of all, and a new episode where one ended."""
         # An environment may keep its action, which must not change under its hands.
         actions = self._actions.copy()
         for index, env in enumerate(self._envs):
             self._begin(index)
-            obs, reward, terminated, truncated, _ = env.step(actions[index])
+            obs, reward, terminated, truncated, _info = env.step(actions[index])
             self._obs[index] = obs
             # Slices, because a number may come as an array of one.
             self._rewards[index : index + 1] = reward
@@ -196,14 +193,10 @@ class _Share:
         self._terminated[:] = self._truncated[:] = False
         return messages
 
-    def report(self, error: BaseException) -> bytes:
-        """Describe a failure to the owner; most errors can be sent themselves."""
-        sent = b""
-        with suppress(Exception):
-            sent = pickle.dumps(error)
-        lane = int(self._board.lane[self._number])
-        trace = "".join(traceback.format_exception(error))
-        return _FAILED + pickle.dumps((lane, described(error), trace, sent))
+    @property
+    def current_lane(self) -> int:
+        """What it is or was last busy with."""
+        return int(self._board.lane[self._number])
 
     def close(self) -> None:
         """Close the environments."""
@@ -224,12 +217,38 @@ def _work(task: LaneTask, number: int, first: int, board: _Board, connection: Co
     share = _Share(task, number, first, board)
     with suppress(EOFError, OSError):
         while request := connection.recv_bytes():
+            argument = None if request == _STEP else connection.recv()
             try:
-                answer = share.answer(request)
+                value = share.answer(request, argument)
             except BaseException as error:
-                answer = share.report(error)
-            connection.send_bytes(answer)
+                _send_error(connection, share.current_lane, error)
+                continue
+            connection.send_bytes(_DONE)
+            if request != _STEP:
+                connection.send(value)
     share.close()
+
+
+def _send_error(connection: Connection, lane: int, error: BaseException) -> None:
+    """Describe a failure to the owner, and send it too if it can be."""
+    connection.send_bytes(_FAILED)
+    connection.send((lane, described(error), "".join(traceback.format_exception(error))))
+    try:
+        connection.send(error)
+    except OSError:
+        raise
+    except Exception:
+        connection.send(None)
+
+
+def _receive_error(connection: Connection) -> WorkerError:
+    """Return what a worker reported, from the original error where it could be sent."""
+    lane, text, trace = connection.recv()
+    failure = WorkerError(lane, text)
+    failure.__context__ = RemoteTraceback(trace)  # the error itself lost it on its way here
+    with suppress(Exception):  # some cannot be made again from what was sent
+        failure.__cause__ = connection.recv()
+    return failure
 
 
 def _waiter(connection: Connection) -> Callable[[float], bool]:
@@ -293,7 +312,7 @@ class WorkerEnvs:
             self._board = _Board(task, count)
             self._start(count)
             self._first_lanes = np.array([worker.lanes.start for worker in self._workers])
-            levels, spaces = zip(*self._ask("make"), strict=True)
+            levels, spaces = zip(*self._ask(b"make"), strict=True)
             for other in spaces:
                 require_same_spaces(task.env_id, spaces[0], other)
             self.resume_level: ResumeLevel = weakest_level(levels)
@@ -342,25 +361,23 @@ class WorkerEnvs:
 
     # Messages
 
-    def _ask(self, name: str, arguments: Sequence[object] | None = None) -> list[Any]:
+    def _ask(self, request: bytes, arguments: Sequence[object] | None = None) -> list[Any]:
         """Ask every worker, each with its own argument; returns what they say."""
         given = [None] * len(self._workers) if arguments is None else arguments
-        requests = [pickle.dumps((name, argument)) for argument in given]
-        return [pickle.loads(answer) for answer in self._exchange(requests)]
-
-    def _exchange(self, requests: Sequence[bytes]) -> list[bytes]:
         self._idle = False
         self._board.lane[:] = self._first_lanes
         self._board.began[:] = time.monotonic()
-        for worker, request in zip(self._workers, requests, strict=True):
+        for worker, argument in zip(self._workers, given, strict=True):
             with suppress(OSError):  # one that is gone is noticed below, with its exit code
                 worker.connection.send_bytes(request)
+                if request != _STEP:
+                    worker.connection.send(argument)
         # In the order of lanes: where several fail at once, the first is named.
-        answers = [self._answer(number) for number in range(len(self._workers))]
+        answers = [self._answer(number, request) for number in range(len(self._workers))]
         self._idle = True
         return answers
 
-    def _answer(self, number: int) -> bytes:
+    def _answer(self, number: int, request: bytes) -> object:
         worker, board = self._workers[number], self._board
         while not worker.wait(max(0.0, board.began[number] + self._timeout - time.monotonic())):
             # Meanwhile it may have gone on to its next environment.
@@ -368,14 +385,14 @@ class WorkerEnvs:
                 reason = f"gave no answer within {self._timeout:g} s"
                 raise WorkerError(int(board.lane[number]), reason)
         try:
-            answer = worker.connection.recv_bytes()
+            if worker.connection.recv_bytes() == _DONE:
+                return None if request == _STEP else worker.connection.recv()
+            failure = _receive_error(worker.connection)
         except (EOFError, OSError) as error:
             worker.process.join(_CLOSE_SECONDS)
             reason = f"its worker process died (exit code {worker.process.exitcode})"
             raise WorkerError(int(board.lane[number]), reason) from error
-        if answer[:1] == _FAILED:
-            _raise_sent(answer[1:])
-        return answer[1:]
+        raise failure
 
     def _by_worker(self, values: Sequence[Any] | Array) -> list[Any]:
         return [values[worker.lanes] for worker in self._workers]
@@ -384,14 +401,14 @@ class WorkerEnvs:
 
     def reset(self, seeds: Sequence[int] | None) -> Array:
         """Begin new episodes everywhere."""
-        self._ask("reset", None if seeds is None else self._by_worker(seeds))
+        self._ask(b"reset", None if seeds is None else self._by_worker(seeds))
         return self.observations()
 
     def step(self, actions: Array) -> Transition:
         """One step of all environments."""
         board, shape = self._board, self._task.shape
         board.actions[...] = actions.reshape(board.actions.shape)
-        self._exchange([_STEP] * len(self._workers))
+        self._ask(_STEP)
         return (
             board.obs.copy().reshape(self._obs_shape),
             board.rewards.copy().reshape(shape),
@@ -413,7 +430,7 @@ class WorkerEnvs:
 
     def snapshot(self) -> list[State]:
         """The state of every seed; observations as the environments gave them."""
-        obs, envs = zip(*self._ask("snapshot"), strict=True)
+        obs, envs = zip(*self._ask(b"snapshot"), strict=True)
         joined = [env for part in envs for env in part]
         return wrapped_states(self._task.shape, np.concatenate(obs), joined)
 
@@ -421,7 +438,7 @@ class WorkerEnvs:
         """Continue from snapshots."""
         obs, envs = unwrapped_states(states)
         parts = zip(self._by_worker(obs), self._by_worker(envs), strict=True)
-        return [message for answer in self._ask("restore", list(parts)) for message in answer]
+        return [message for answer in self._ask(b"restore", list(parts)) for message in answer]
 
     def blame(self, error: Exception | SystemExit) -> tuple[int, object]:
         """Which environment failed, and why; the workers do not outlive it."""
@@ -457,18 +474,3 @@ def _spread(num_lanes: int, count: int) -> str:
         return "in one process beside this one"
     most = math.ceil(num_lanes / count)
     return f"in {count} processes with {'' if num_lanes % count == 0 else 'at most '}{most} each"
-
-
-def _raise_sent(report: bytes) -> NoReturn:
-    """Raise what a worker reported.
-
-    Raises:
-        WorkerError: From the original error, where it could be sent.
-    """
-    lane, text, trace, sent = pickle.loads(report)
-    original = None
-    with suppress(Exception):  # it cannot be pickled, or not be made again from that
-        original = pickle.loads(sent)
-    failure = WorkerError(lane, text)
-    failure.__context__ = RemoteTraceback(trace)  # the error itself lost it on its way here
-    raise failure from original
