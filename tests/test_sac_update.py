@@ -15,7 +15,7 @@ from rl_training.algorithms.sac import SAC, SPEC, sac_loss
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError, DataError
 from rl_training.models.actor_with_critics import tanh_gaussian_sample
-from rl_training.models.layers import StackedLinear
+from rl_training.models.layers import StackedLinear, StackedMLP
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.rng import Rng
 
@@ -97,7 +97,9 @@ def test_actor_loss_on_constant_critics_is_alpha_log_pi_minus_the_least() -> Non
 
 def test_actor_climbs_a_linear_critic() -> None:
     learner = make_learner(alpha=1e-6, learning_rate=0.01)
-    first = learner.model.critic.layers[0]
+    critic = learner.model.critic
+    assert isinstance(critic, StackedMLP)
+    first = critic.layers[0]
     assert isinstance(first, StackedLinear)
     with torch.no_grad():  # Q = relu(a_0 + 5) - 5 = a_0: push action 0 up, leave action 1 alone
         first.weight.zero_()

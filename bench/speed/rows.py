@@ -183,6 +183,7 @@ _LOOPS = (
     _loop("ppo-cheetah", "PPO on HalfCheetah-v5, 64 environments, 4 seeds", many=60_000),
     _loop("ppo-breakout", "PPO on Breakout, 64 environments, without evaluations", one=12_000),
     _loop("dqn-breakout", "DQN on Breakout, 8 environments, an update every 4 steps", one=5_000),
+    _loop("dqn-overlap", "the same with `overlap: true`", one=5_000),
     _loop("dreamer", "Dreamer on Pong with the settings of Atari 100k", one=470),
 )
 

@@ -61,7 +61,8 @@ OVERRIDES = (
 _SOON = ("algo_kwargs.learning_starts=500",)
 _HUMANOID = ("env_id=Humanoid-v5", "algo_kwargs.buffer_capacity=100000")
 _CHEETAHS = ("env_id=HalfCheetah-v5", "num_envs=64", "algo_kwargs.minibatch_size=4096")
-_GAMES = ("vector_mode=native", "eval_episodes=0")
+_GAMES = ("vector_mode=async", "eval_episodes=0")
+_DQN = (*_GAMES, "algo_kwargs.learning_starts=2000")
 RUNS: dict[str, Run] = {
     "loop-sac": Run("sac/halfcheetah", 50_000, (1, 32), _SOON),
     "loop-sac-overlap": Run("sac/halfcheetah", 50_000, (1, 32), (*_SOON, "overlap=true")),
@@ -72,12 +73,11 @@ RUNS: dict[str, Run] = {
         200_000,
         overrides=(*_GAMES, "num_envs=64", "algo_kwargs.minibatch_size=2048"),
     ),
-    "loop-dqn-breakout": Run(
-        "dqn/breakout_atari",
-        60_000,
-        overrides=(*_GAMES, "algo_kwargs.learning_starts=2000"),
+    "loop-dqn-breakout": Run("dqn/breakout_atari", 60_000, overrides=_DQN),
+    "loop-dqn-overlap": Run("dqn/breakout_atari", 60_000, overrides=(*_DQN, "overlap=true")),
+    "loop-dreamer": Run(
+        "dreamer/pong_atari", 3_000, overrides=("eval_episodes=0",), precision="tf32"
     ),
-    "loop-dreamer": Run("dreamer/pong_atari", 3_000, overrides=_GAMES, precision="tf32"),
 }
 WATCHED: tuple[Watched, ...] = (
     (SeedVectorEnv, "step", "environments"),
@@ -101,13 +101,16 @@ NOT_STEPPING = ("compiling", "saving")
 class _Watch(Callback):
     """Times a run from its first step to its end, and keeps what it says."""
 
-    def __init__(self) -> None:
+    def __init__(self, timers: Timers) -> None:
         self.seconds = 0.0
+        self.num_envs = 1
         self.messages: list[str] = []
         self._start = 0.0
+        self._timers = timers
 
     def on_start(self, state: TrainerState) -> None:
-        """Start the clock."""
+        """Start the clocks."""
+        self._timers.restart()
         self._start = time.perf_counter()
 
     def on_message(self, state: TrainerState, text: str) -> None:
@@ -156,7 +159,14 @@ def _measure_one(
         f"{run.steps:,} steps of {count} seed{'s' if count > 1 else ''} in {seconds:.1f} s, "
         f"and {spent['compiling']:.1f} s to compile, {spent['saving']:.1f} s to save at the end"
     )
-    notes.append(", ".join(f"{label} {100 * share:.0f}%" for label, share in shares.items()))
+    passes = run.steps / watch.num_envs
+    notes.append(
+        ", ".join(
+            f"{label} {100 * share:.0f}% ({1e6 * split[label] / passes:.0f})"
+            for label, share in shares.items()
+        )
+        + " (microseconds per step of all environments)"
+    )
     extra = {
         "steps": run.steps,
         "device": device_name(device),
@@ -197,7 +207,7 @@ def _run(
     precision: str,
     timers: Timers,
 ) -> _Watch:
-    watch = _Watch()
+    watch = _Watch(timers)
     with tempfile.TemporaryDirectory() as folder:
         changes: dict[str, Any] = {
             "seeds": list(range(count)),
@@ -211,6 +221,7 @@ def _run(
             "output_dir": folder,
         }
         config = load_config(run.preset, run.overrides, changes)
+        watch.num_envs = config.num_envs
         with timers.watching(WATCHED):
             train(config, callbacks=[watch])
     return watch

@@ -120,6 +120,10 @@ class Rng:
             return self._tensor_words((*members, length)).argsort(-1)
         return torch.from_numpy(self._words((*members, length)).view(np.int64).argsort(-1))
 
+    def foreign_seeds(self) -> list[int]:
+        """Draw a seed for somebody else's generator per seed, on the host."""
+        return [int(word) for word in self.integers(2**31 - 1, 1).flatten()]
+
     def seek(self, position: int) -> None:
         """Go to a numbered draw, so that what follows does not depend on what was drawn before."""
         self.counter.fill_(position)
@@ -179,6 +183,10 @@ class ShapeRng(Rng):
         """
         super().__init__(range(num_seeds), "shapes", "meta")
         self._left = most_draws
+
+    def foreign_seeds(self) -> list[int]:
+        """Return any seeds: what is drawn by them has a shape and no numbers."""
+        return [0] * self.num_seeds
 
     def _tensor_words(self, shape: tuple[int, ...]) -> Tensor:
         self._left -= 1

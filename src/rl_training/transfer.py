@@ -70,10 +70,11 @@ class Staging:
         """Begin to copy everything to the device; may be captured."""
         self._target.copy_(self._source, non_blocking=True)
 
-    def mark_sent(self) -> None:
-        """Let `writable` wait for all work that was begun so far."""
+    def mark_sent(self) -> torch.cuda.Event | None:
+        """Let `writable` wait for all work that was begun so far; returns what it waits for."""
         if self._sent is not None:
             self._sent.record()
+        return self._sent
 
 
 def _event() -> torch.cuda.Event:
@@ -108,7 +109,7 @@ def capture(function: Callable[[], None]) -> torch.cuda.CUDAGraph:
 
 
 class HostCopy:
-    """A tensor on its way to the host."""
+    """A tensor on its way to the host, where it has arrived when an event says so."""
 
     def __init__(self, host: Tensor, arrived: torch.cuda.Event | None = None) -> None:
         self._host, self._arrived = host, arrived
@@ -120,11 +121,6 @@ class HostCopy:
             return cls(tensor)
         host = pinned_like(tensor)
         host.copy_(tensor, non_blocking=True)
-        return cls.arriving(host)
-
-    @classmethod
-    def arriving(cls, host: Tensor) -> HostCopy:
-        """Wrap pinned memory that work begun before this call writes to."""
         arrived = _event()
         arrived.record()
         return cls(host, arrived)

@@ -102,6 +102,8 @@ class Settings(StrictModel):
     """Settings a user writes; a mistake in them is a `ConfigError`, never a traceback."""
 
     error_prefix: ClassVar[str] = ""
+    why_not: ClassVar[Mapping[str, str]] = {}
+    """Settings of other methods that this one cannot have, each with the reason."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -200,6 +202,9 @@ def _sentence(
     if first["type"] == "extra_forbidden":
         owner, allowed = _owner_of(model, path)
         key = path.rsplit(".", 1)[-1]
+        reason = getattr(model, "why_not", {}).get(path)
+        if reason is not None:
+            return f"{where}{path} is not a setting of this method: {reason}; leave it out"
         return f"{where}{path} is not a field of {owner}{hint(key, allowed)}"
     if first["type"] == "missing":
         return f"{where}{path} is required: give it a value"

@@ -84,8 +84,8 @@ def test_staged_steps_are_stored_like_direct_ones(kind: str, device: str) -> Non
     index = torch.arange(8).expand(len(SEEDS), 8)
     ours, theirs = staged.gather(index.to(device)), direct.gather(index)
     for name, value in vars(theirs).items():
-        if value is not None:
-            assert torch.equal(getattr(ours, name).cpu(), value), name
+        if value is not None:  # sums of n rewards are rounded by each device in its own way
+            torch.testing.assert_close(getattr(ours, name).cpu(), value, msg=name)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "n_step", "prioritized", "frames"])

@@ -34,9 +34,9 @@ def test_a_small_change_of_the_mathematics_is_seen(
     """Adam with a step too large by a quarter."""
     original = optim.Optimizer.__init__
 
-    def larger(self: optim.Optimizer, parameters: object, learning_rate: object) -> None:
+    def larger(self: optim.Optimizer, parameters: Any, learning_rate: object, **more: Any) -> None:
         assert isinstance(learning_rate, float)
-        original(self, parameters, 1.25 * learning_rate)  # type: ignore[arg-type]  # passed on
+        original(self, parameters, 1.25 * learning_rate, **more)
 
     monkeypatch.setattr(optim.Optimizer, "__init__", larger)
     assert differences(stored(algo), now(algo)) != []

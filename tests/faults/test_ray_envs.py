@@ -13,8 +13,8 @@ import pytest
 
 from helpers.tiny import learner_digest, run_cli, tiny_config, write_tiny
 from rl_training.envs.backends import ray_actors as ray_envs
-from rl_training.envs.backends.kinds import Task
-from rl_training.envs.backends.ray_actors import RayEnvs, _split
+from rl_training.envs.backends.lanes import Task, split
+from rl_training.envs.backends.ray_actors import RayEnvs
 from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.errors import EnvError, full_traceback, last_own_frame
@@ -59,7 +59,7 @@ def test_lanes_are_shared_out_in_order() -> None:
         num_envs=3,
         seeds=(5, 6),
     )
-    parts = _split(task, 4)
+    parts = split(task, 4)
     assert [len(part.lanes) for part in parts] == [2, 2, 1, 1]
     assert [lane for part in parts for lane in part.lanes] == [
         (seed, index) for seed in (5, 6) for index in range(3)

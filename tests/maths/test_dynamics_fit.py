@@ -12,6 +12,7 @@ import torch
 from rl_training.algorithms.dynamics.config import DynamicsConfig
 from rl_training.algorithms.dynamics.fit import DynamicsTrainer
 from rl_training.algorithms.dynamics.loss import buffer_rows, model_rows
+from rl_training.algorithms.optim import Adam
 from rl_training.algorithms.sac import SACConfig
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.errors import ConfigError, DataError
@@ -179,7 +180,10 @@ def test_a_group_of_seeds_fits_as_each_would_alone(shared: bool) -> None:
             torch.testing.assert_close(
                 tensor[0], weights(group)[name][seed], atol=1e-4, rtol=1e-3, msg=name
             )
-        torch.testing.assert_close(alone.optimizer.step_count[0], group.optimizer.step_count[seed])
+        single, stacked = alone.optimizer, group.optimizer
+        assert isinstance(single, Adam)
+        assert isinstance(stacked, Adam)
+        torch.testing.assert_close(single.step_count[0], stacked.step_count[seed])
 
 
 def test_a_fit_that_is_cut_between_epochs_goes_on_as_if_it_had_not_been() -> None:

@@ -12,6 +12,7 @@ from rl_training.algorithms.dqn import DQN, dqn_networks
 from rl_training.algorithms.ppo import PPO, ppo_networks
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError, SpecMismatch
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.encoders import (
     EncoderName,
     EncoderOptions,
@@ -167,8 +168,9 @@ def test_policy_and_value_share_the_features_of_an_image() -> None:
 
 
 def test_images_are_not_standardised() -> None:
+    settings = settings_of(PPO, normalize_obs=True)
     with pytest.raises(ConfigError, match="normalize_obs is true"):
-        ppo_networks(image_task(), settings_of(PPO, normalize_obs=True), Rng((0,), "test"))
+        get_algorithm_spec("ppo").check_env(image_task(), settings)
 
 
 def test_bf16_convolutions_give_single_precision() -> None:

@@ -163,6 +163,7 @@ def test_critics_see_observation_and_action_and_every_member_answers() -> None:
     obs, action = rng.normal(8, 3), rng.normal(8, 2)
     q = model.q_values(obs, action)
     assert q.shape == (3, 4, 8)
+    assert isinstance(model.critic, StackedMLP)
     expected = plain_chain(model.critic, (1, 2))(torch.cat((obs[1], action[1]), -1)).squeeze(-1)
     torch.testing.assert_close(q[1, 2], expected)
 

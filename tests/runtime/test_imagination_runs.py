@@ -233,8 +233,9 @@ def test_a_dataset_too_small_to_hold_rows_out_is_refused(tmp_path: Path) -> None
 @BOTH
 def test_images_are_refused(algo: str) -> None:
     env = probe_env("Pendulum-v1", {}).model_copy(update={"obs_shape": (8, 8, 3)})
+    spec = get_algorithm_spec(algo)
     with pytest.raises(SpecMismatch, match=r"takes observations with 1 axes.*\(8, 8, 3\)"):
-        get_algorithm_spec(algo).check_env(env)
+        spec.check_env(env, spec.config_class())
 
 
 def test_data_that_stays_on_disk_is_refused() -> None:

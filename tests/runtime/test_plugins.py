@@ -74,7 +74,7 @@ def test_a_process_says_what_it_imports_and_takes_plugins_from_its_environment(
     monkeypatch.setenv("RL_TRAINING_PLUGINS", NAME)
     outcome = run_python("-m", "rl_training", "describe", "sac", cwd=tmp_path)
     assert outcome.code == 0
-    assert "note: importing module awac, named by algo awac:SPEC" in outcome.err
+    assert "note: importing module awac, named by --plugin awac:SPEC" in outcome.err
 
 
 def test_a_run_is_named_after_the_method(imported: str, tmp_path: Path) -> None:

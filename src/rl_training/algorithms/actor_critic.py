@@ -9,6 +9,7 @@ Shapes: S seeds, N critics, B batch, A action.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -22,8 +23,10 @@ from rl_training.algorithms.base import (
     weighted_mean,
 )
 from rl_training.algorithms.config import AlgoConfig
+from rl_training.algorithms.own_encoders import OwnEncoder, own_encoder
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
+from rl_training.models.layers import ActivationName
 from rl_training.rng import Rng
 from rl_training.state import Stateful
 from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Sizes
@@ -40,8 +43,17 @@ class ActorCriticConfig(AlgoConfig):
 
     hidden_sizes: Sizes = (256, 256)
     """Widths of the hidden layers of actor and critics."""
+    actor_hidden_sizes: Sizes | None = None
+    """Widths of the actor's hidden layers; null uses `hidden_sizes`."""
+    critic_hidden_sizes: Sizes | None = None
+    """Widths of the hidden layers of critics and state values; null uses `hidden_sizes`."""
+    activation: ActivationName = "relu"
+    """What follows each hidden layer of actor and critics."""
+    encoder: OwnEncoder | None = None
+    """`module:function` that makes each network's features of observations, images among them; null
+    lets the layers read vectors."""
     actor_learning_rate: PositiveFloat | None = None
-    """Adam step size of the actor, and of a learned temperature; null uses that of the critics."""
+    """Step size of the actor, and of a learned temperature; null uses that of the critics."""
     tau: Fraction = 0.005
     """Share of the critics that moves into their targets at each update; 1 copies them."""
     num_critics: PositiveInt = 2
@@ -87,10 +99,10 @@ class ActorCritic(TransitionLearner):
         config = self.config
         self.target_critic = frozen_copy(self.model.critic)
         self.target_parameters = list(self.target_critic.parameters())
-        self.critic_optimizer = self.adam(
+        self.critic_optimizer = self.network_optimizer(
             self.model.critic.parameters(), self.critic_rate, max_grad_norm=config.max_grad_norm
         )
-        self.actor_optimizer = self.adam(
+        self.actor_optimizer = self.network_optimizer(
             self.model.actor.parameters(), self.actor_rate, max_grad_norm=config.max_grad_norm
         )
         if self.actor_metrics:
@@ -187,12 +199,17 @@ def networks_of(model_class: type[nn.Module]) -> Callable[..., dict[str, nn.Modu
     """Return the function that builds a learner's `model` for a task and its settings."""
 
     def networks(env: EnvSpec, config: ActorCriticConfig, rng: Rng) -> dict[str, nn.Module]:
+        name = config.encoder
         model = model_class(
             env.obs_dim,
             env.action_dim,
             config.hidden_sizes,
+            actor_hidden_sizes=config.actor_hidden_sizes,
+            critic_hidden_sizes=config.critic_hidden_sizes,
+            activation=config.activation,
             num_critics=config.num_critics,
             use_layer_norm=config.use_layer_norm,
+            encoder=None if name is None else partial(own_encoder, env, name),
             rng=rng,
         )
         return {"model": model}

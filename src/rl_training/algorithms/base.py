@@ -17,10 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.config import AlgoConfig, PartT, combined, part_of
-from rl_training.algorithms.optim import Adam, Optimizer, learning_rate_factor, seed_view
+from rl_training.algorithms.optim import (
+    Adam,
+    Optimizer,
+    learning_rate_factor,
+    make_optimizer,
+    seed_view,
+)
 from rl_training.data.batch import RolloutBatch, SequenceBatch, TransitionBatch
 from rl_training.data.datasets.config import DatasetSettings
-from rl_training.data.normalizer import RunningNorm
+from rl_training.data.normalizer import DiscountedReturns, ReturnScale, RunningNorm
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
@@ -234,16 +240,53 @@ class Learner(Stateful, Generic[BatchT]):
             priority=output.priority,
         )
 
-    # Observations standardised by the statistics of a dataset, where the settings ask for it
+    # Observations standardised by the statistics of a dataset, or of all that was seen so far, and
+    # rewards scaled by those of the return, where the settings ask for it
 
     def setup_inputs(self) -> None:
         """Create the statistics: mean 0 and variance 1 until data is seen."""
-        self.normalizes = False
+        self.normalizes = observations_are_normalized(self.config)
         """Whether the networks see standardised observations."""
-        if isinstance(self.config, DatasetSettings):
-            self.normalizes = self.config.normalize_observations
-            obs_dim: int = getattr(self, self.network_names[0]).obs_dim
-            self.obs_norm = RunningNorm(self.num_seeds, (obs_dim,), self.device)
+        from_data = isinstance(self.config, DatasetSettings)
+        if from_data:
+            self.obs_norm = self.statistics(torch.float32)
+        elif self.normalizes:
+            self.obs_norm = self.statistics(torch.float64)
+        self.counts_observations = self.normalizes and not from_data
+        """Whether every step moves the statistics of observations."""
+        # Of recorded data, this setting has been followed when the data was opened.
+        scales = getattr(self.config, "normalize_rewards", False) and not from_data
+        self.scales_rewards: bool = scales
+        """Whether the statistics of the return scale the rewards of batches."""
+        if scales:
+            self.return_norm = ReturnScale(self.num_seeds, self.device)
+
+    def statistics(self, dtype: torch.dtype) -> RunningNorm:
+        """Create statistics of observations."""
+        obs_dim: int = getattr(self, self.network_names[0]).obs_dim
+        return RunningNorm(self.num_seeds, (obs_dim,), self.device, dtype)
+
+    def initial_returns(self, num_envs: int) -> DiscountedReturns | None:
+        """Return what the loop must remember to scale rewards; None where it need not."""
+        if not self.scales_rewards:
+            return None
+        return DiscountedReturns(self.num_seeds, num_envs, self.device)
+
+    def see_step(
+        self, obs: Tensor, reward: Tensor, ended: Tensor, returns: DiscountedReturns | None
+    ) -> None:
+        """Take a step of the environments into the running statistics.
+
+        Args:
+            obs: What was acted on, `[S, n, ...]`.
+            reward: What came of it, to learn from, `[S, n]`.
+            ended: Where episodes terminated or were truncated, `[S, n]`.
+            returns: From `initial_returns`; moved on in place.
+        """
+        if self.counts_observations:
+            self.obs_norm.update(obs)
+        if returns is not None:
+            returns.add(reward, ended, self.config.gamma, self.return_norm)
 
     def see_data(self, buffer: ReplayBuffer) -> None:
         """Take mean and variance of a dataset's observations, once per run, before learning."""
@@ -255,13 +298,24 @@ class Learner(Stateful, Generic[BatchT]):
         """Standardise observations `[S, B, ...]` when asked to."""
         return self.obs_norm(obs) if self.normalizes else obs
 
+    def scaled(self, reward: Tensor) -> Tensor:
+        """Scale rewards `[S, ...]` by the deviation of the return when asked to."""
+        return self.return_norm(reward) if self.scales_rewards else reward
+
     def normalized(self, batch: BatchT) -> BatchT:
-        """Standardise the observations of a batch when asked to."""
-        if not self.normalizes:
+        """Standardise the observations and scale the rewards of a batch when asked to.
+
+        By the statistics of now: a replay keeps what was seen, so that a row means the same
+        whenever it is drawn.  A return over n steps is scaled, and clipped, as one reward.
+        """
+        if not (self.normalizes or self.scales_rewards):
             return batch
         assert not isinstance(batch, SequenceBatch)
         return replace(
-            batch, obs=self.normalize(batch.obs), next_obs=self.normalize(batch.next_obs)
+            batch,
+            obs=self.normalize(batch.obs),
+            next_obs=self.normalize(batch.next_obs),
+            reward=self.scaled(batch.reward),
         )
 
     # Acting
@@ -356,7 +410,7 @@ class Learner(Stateful, Generic[BatchT]):
         number: float = getattr(self.config, name)
         return number
 
-    def adam(
+    def network_optimizer(
         self,
         parameters: Iterable[Tensor],
         rate: str = "learning_rate",
@@ -364,15 +418,34 @@ class Learner(Stateful, Generic[BatchT]):
         eps: str = "adam_epsilon",
         max_grad_norm: float | None = None,
         weight_decay: Mapping[Tensor, float] | None = None,
-    ) -> Adam:
-        """Create an optimizer whose step size is the setting `rate` and whose epsilon is `eps`."""
-        return Adam(
+        adaptive_clip: float | None = None,
+        warmup: int = 0,
+    ) -> Optimizer:
+        """Create what moves networks: the chosen optimizer, with the setting `rate` as step size.
+
+        Args:
+            parameters: Of the networks.
+            rate: Name of the setting that holds the step size.
+            eps: Name of the setting that holds epsilon, where the optimizer is given none.
+            max_grad_norm: Clip each seed's gradient to this norm.
+            weight_decay: Decay of single parameters, in place of the optimizer's own.
+            adaptive_clip: Clip the gradient of each tensor to this share of the tensor's norm.
+            warmup: Steps over which the step size grows from 0.
+        """
+        return make_optimizer(
+            self.config.optimizer,
             parameters,
             self.rate(rate),
             eps=getattr(self.config, eps),
             max_grad_norm=max_grad_norm,
             weight_decay=weight_decay,
+            adaptive_clip=adaptive_clip,
+            warmup=warmup,
         )
+
+    def adam(self, parameters: Iterable[Tensor], rate: str = "learning_rate") -> Adam:
+        """Create what moves single numbers, such as a temperature, by the setting `rate`."""
+        return Adam(parameters, self.rate(rate), eps=self.config.adam_epsilon)
 
     def rate(self, name: str) -> float | PerSeed:
         """Return the setting `name` as a step size for an optimizer, per seed where it varies."""
@@ -432,6 +505,12 @@ class OnPolicyLearner(Learner[RolloutBatch]):
     def minibatch_step(self, batch: Any, active: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Take one gradient step for the `active` seeds; returns metrics and who still is."""
         raise NotImplementedError
+
+
+def observations_are_normalized(config: Settings) -> bool:
+    """Whether settings ask for standardised observations, by either name."""
+    names = ("normalize_observations", "normalize_obs")
+    return any(getattr(config, name, False) for name in names)
 
 
 def seed_env_view(values: Tensor, ndim: int) -> Tensor:

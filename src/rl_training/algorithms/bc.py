@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from rl_training.algorithms.base import StepOutput, TransitionLearner, weighted_mean
 from rl_training.algorithms.config import AlgoConfig, part_of
-from rl_training.algorithms.pixel_config import PixelConfig, encoder_for, refuse_standardized
+from rl_training.algorithms.pixel_config import PixelConfig, shared_encoder
 from rl_training.algorithms.sources import OfflineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
+from rl_training.models.layers import ActivationName
 from rl_training.models.mlp_policy import MLPPolicyModel
 from rl_training.rng import Rng
 from rl_training.validation import Number, PositiveFloat
@@ -34,9 +35,12 @@ class BCConfig(AlgoConfig):
     varying: ClassVar[frozenset[str]] = frozenset({"learning_rate"})
 
     learning_rate: PositiveFloat = 1e-3
-    """Adam step size."""
+    """Step size."""
     loss: Literal["nll", "mse"] = "nll"
     """Negative log-likelihood, or, for continuous actions, squared error of the mean alone."""
+    activation: ActivationName | None = None
+    """What follows each hidden layer; null is tanh, and relu up to the features of an image, whose
+    convolutions always have relu."""
     max_grad_norm: PositiveFloat | None = None
     """Clip the gradient to this norm, per seed; null does not."""
     initial_log_std: Number = -0.5
@@ -58,7 +62,7 @@ class BC(TransitionLearner):
             raise ConfigError("loss is mse, but the actions are discrete; use nll (cross-entropy)")
         # Squared error says nothing about the deviation, so it stays where it is.
         trained = model.mode_parameters() if config.loss == "mse" else model.parameters()
-        self.optimizer = self.adam(trained, max_grad_norm=config.max_grad_norm)
+        self.optimizer = self.network_optimizer(trained, max_grad_norm=config.max_grad_norm)
 
     def step(self, batch: TransitionBatch) -> StepOutput:
         """Take one step up the likelihood."""
@@ -99,14 +103,13 @@ def bc_loss(learner: BC, batch: TransitionBatch) -> dict[str, Tensor]:
 def bc_networks(env: EnvSpec, config: BCConfig, rng: Rng) -> dict[str, nn.Module]:
     """Build the policy for a task."""
     images, sizes = len(env.obs_shape) > 1, part_of(config, PixelConfig)
-    standardized = part_of(config, OfflineSettings).normalize_observations
-    refuse_standardized(env, "normalize_observations", images and standardized)
     model = MLPPolicyModel(
         env.obs_dim,
         env.action_dim,
         sizes.head_hidden_sizes if images else sizes.hidden_sizes,
         discrete=env.action_kind == "discrete",
-        encoder=encoder_for(env, config, rng, orthogonal_init=True) if images else None,
+        encoder=shared_encoder(env, config, rng, config.activation or "relu"),
+        activation=config.activation or "tanh",
         initial_log_std=config.initial_log_std,
         rng=rng,
     )

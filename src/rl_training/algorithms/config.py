@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from types import new_class
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rl_training.validation import (
     Discount,
@@ -23,6 +23,7 @@ from rl_training.validation import (
     PositiveInt,
     Settings,
     StrictModel,
+    list_to_tuple,
 )
 
 
@@ -44,6 +45,67 @@ class LRSchedule(StrictModel):
     def _step_needs_milestones(self) -> LRSchedule:
         if self.type == "step" and not self.milestones:
             raise ValueError("a step schedule needs milestones, such as [0.5, 0.75]")
+        return self
+
+
+OptimizerName: TypeAlias = Literal["adam", "adamw", "sgd", "rmsprop"]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""Share of a moment that one step leaves of it."""
+_DEFAULTS: dict[OptimizerName, dict[str, Any]] = {
+    "adam": {"betas": (0.9, 0.999), "weight_decay": 0.0},
+    "adamw": {"betas": (0.9, 0.999), "weight_decay": 0.01},
+    "sgd": {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0},
+    "rmsprop": {"alpha": 0.99, "momentum": 0.0, "centered": False, "weight_decay": 0.0},
+}
+"""The numbers of each optimizer; beside them all but `sgd` have `eps`, the method's own."""
+
+
+class OptimizerSettings(StrictModel):
+    """Which optimizer moves the networks, with PyTorch's names and defaults for its numbers."""
+
+    type: OptimizerName = "adam"
+    """Adam, AdamW, gradient descent, or RMSprop."""
+    betas: (
+        Annotated[
+            tuple[Decay, Decay],
+            BeforeValidator(list_to_tuple, json_schema_input_type=list[Decay]),
+        ]
+        | None
+    ) = None
+    """Decay of the two moments (`adam`, `adamw`); null is [0.9, 0.999]."""
+    eps: PositiveFloat | None = None
+    """Added to the divisor (all but `sgd`); null is the method's `adam_epsilon`."""
+    weight_decay: NonNegativeFloat | None = None
+    """L2 penalty, which `adamw` takes off parameters and not by gradients; null is 0, or 0.01."""
+    momentum: Decay | None = None
+    """Share of the last step in the next (`sgd`, `rmsprop`); null is 0."""
+    nesterov: bool | None = None
+    """Look ahead by the momentum (`sgd`); null does not."""
+    alpha: Decay | None = None
+    """Decay of the mean square (`rmsprop`); null is 0.99."""
+    centered: bool | None = None
+    """Divide by the deviation in place of the root mean square (`rmsprop`); null does not."""
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the numbers of the chosen optimizer; `eps` only where it is given."""
+        chosen = _DEFAULTS[self.type] | ({} if self.eps is None else {"eps": self.eps})
+        given = {name: getattr(self, name) for name in chosen}
+        return {name: chosen[name] if v is None else v for name, v in given.items()}
+
+    @model_validator(mode="after")
+    def _numbers_belong_to_it(self) -> OptimizerSettings:
+        for name in OptimizerSettings.model_fields.keys() - {"type"}:
+            if getattr(self, name) is None or name in _DEFAULTS[self.type]:
+                continue
+            owners = [kind for kind, numbers in _DEFAULTS.items() if name in numbers]
+            owners = [kind for kind in _DEFAULTS if kind != "sgd"] if name == "eps" else owners
+            if self.type not in owners:
+                raise ValueError(
+                    f"{name} is a number of {' and '.join(owners)}, but type is {self.type}; "
+                    f"leave it out, or choose {owners[0]}"
+                )
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs momentum > 0, such as 0.9")
         return self
 
 
@@ -81,6 +143,15 @@ class AlgoConfig(Settings):
     """Steps between evaluations; 0 evaluates only at the end."""
     lr_schedule: LRSchedule = Field(default=LRSchedule())
     """Schedule of every learning rate."""
+    optimizer: Annotated[
+        OptimizerSettings,
+        BeforeValidator(
+            lambda value: {"type": value} if isinstance(value, str) else value,
+            json_schema_input_type=OptimizerSettings | OptimizerName,
+        ),
+    ] = Field(default=OptimizerSettings())
+    """Optimizer of the networks: a name, or a mapping `{type: sgd, momentum: 0.9}`; a temperature
+    and other single numbers always have Adam."""
     adam_epsilon: PositiveFloat = 1e-8
     """What Adam adds to the root of the mean squared gradient before it divides by it."""
     early_stopping: EarlyStopping | None = None
@@ -99,7 +170,7 @@ class LearningRate(Settings):
     varying: ClassVar[frozenset[str]] = frozenset({"learning_rate"})
 
     learning_rate: PositiveFloat = 3e-4
-    """Adam step size of the critics, and of the actor unless it has its own."""
+    """Step size of the critics, and of the actor unless it has its own."""
 
 
 PartT = TypeVar("PartT", bound=Settings)

@@ -46,7 +46,7 @@ class CQLConfig(SACConfig):
     varying: ClassVar[frozenset[str]] = frozenset({"cql_alpha"})
 
     actor_learning_rate: PositiveFloat | None = 1e-4
-    """Adam step size of the actor, and of a learned temperature; null uses `learning_rate`."""
+    """Step size of the actor, and of a learned temperature; null uses `learning_rate`."""
     cql_alpha: PositiveFloat = 5.0
     """Weight of the conservative penalty; of the Lagrange form, the start of its multiplier."""
     num_cql_samples: PositiveInt = 10

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import add_weighted, weighted_mean
 from rl_training.algorithms.dqn import DQN, dqn_loss, dqn_networks
+from rl_training.algorithms.own_encoders import OwnEncoder
 from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.value_based import ValueBasedConfig
@@ -29,6 +30,8 @@ class DiscreteCQLConfig(ValueBasedConfig):
 
     varying: ClassVar[frozenset[str]] = frozenset({"cql_alpha", "cql_temperature"})
 
+    encoder: OwnEncoder | None = None
+    """`module:function` that makes features of vectors; null lets the layers read them."""
     batch_size: PositiveInt = 64
     """Transitions per gradient step and seed."""
     cql_alpha: PositiveFloat = 1.0

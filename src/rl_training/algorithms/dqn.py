@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import td_target, weighted_mean
 from rl_training.algorithms.config import part_of
 from rl_training.algorithms.losses import huber
-from rl_training.algorithms.pixel_config import PixelConfig, encoder_for
+from rl_training.algorithms.own_encoders import encoder_of
+from rl_training.algorithms.pixel_config import PixelConfig, encoder_for, own_features
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.value_based import Exploration, ValueBased, ValueBasedConfig
 from rl_training.data.batch import TransitionBatch
@@ -73,12 +74,17 @@ def dqn_loss(learner: DQN, batch: TransitionBatch) -> dict[str, Tensor]:
 def dqn_networks(env: EnvSpec, config: ValueBasedConfig, rng: Rng) -> dict[str, nn.Module]:
     """Build the network for a task."""
     noisy = isinstance(config, Exploration) and config.noisy
-    streams = {"dueling": config.dueling, "noisy": noisy}
-    if len(env.obs_shape) == 1:
-        sizes = config.hidden_sizes
-        return {"q_network": MLPQNetwork(env.obs_dim, env.action_dim, sizes, **streams, rng=rng)}
+    streams, activation = {"dueling": config.dueling, "noisy": noisy}, config.activation
+    own, sizes = encoder_of(config), config.hidden_sizes
+    if len(env.obs_shape) == 1 and own is None:
+        shape = (env.obs_dim, env.action_dim)
+        vector = MLPQNetwork(*shape, sizes, activation=activation, **streams, rng=rng)
+        return {"q_network": vector}
+    if len(env.obs_shape) == 1 and own is not None:
+        features = own_features(env, own, sizes, rng, activation=activation, noisy=noisy)
+        return {"q_network": QNetwork(features, env.action_dim, **streams, rng=rng)}
     more = part_of(config, PixelConfig).head_hidden_sizes
-    encoder = encoder_for(env, config, rng, more=more, noisy=noisy)
+    encoder = encoder_for(env, config, rng, more=more, activation=activation, noisy=noisy)
     return {"q_network": QNetwork(encoder, env.action_dim, **streams, rng=rng)}
 
 

@@ -57,10 +57,10 @@ class IQL(ActorCritic):
         """Add the value's optimizer, and the policy's deviation to the actor's."""
         super().setup()
         config = self.config
-        self.value_optimizer = self.adam(
+        self.value_optimizer = self.network_optimizer(
             self.model.value_net.parameters(), max_grad_norm=config.max_grad_norm
         )
-        self.actor_optimizer = self.adam(
+        self.actor_optimizer = self.network_optimizer(
             [*self.model.actor.parameters(), self.model.log_std],
             self.actor_rate,
             max_grad_norm=config.max_grad_norm,

@@ -122,10 +122,11 @@ def implicit_network(
     """Build the quantile network for a task."""
     noisy = part_of(config, Exploration).noisy
     return ImplicitQuantileNetwork(
-        encoder_for(env, config, rng, noisy=noisy),
+        encoder_for(env, config, rng, activation=config.activation, noisy=noisy),
         env.action_dim,
         config.embedding_dim,
         config.head_hidden_sizes,
+        activation=config.activation,
         dueling=config.dueling,
         noisy=noisy,
         rng=rng,

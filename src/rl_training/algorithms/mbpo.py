@@ -132,6 +132,7 @@ class MBPO(SAC):
             self.seeds,
             loss_name="mbpo_model_loss",
             adam_epsilon=self.config.adam_epsilon,
+            optimizer=self.config.optimizer,
         )
 
     def step(self, batch: TransitionBatch) -> StepOutput:

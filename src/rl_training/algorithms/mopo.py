@@ -102,6 +102,7 @@ class MOPO(SAC):
             self.seeds,
             loss_name="mopo_model_loss",
             adam_epsilon=self.config.adam_epsilon,
+            optimizer=self.config.optimizer,
         )
 
     def step(self, batch: TransitionBatch) -> StepOutput:

@@ -1,9 +1,9 @@
-"""Optimizers over stacked parameters: Adam (Kingma & Ba, 2015, Algorithm 1) and RMSprop.
+"""Optimizers over stacked parameters: Adam (Kingma & Ba, 2015, Algorithm 1), AdamW, SGD, RMSprop.
 
 One fused call of Adam updates all tensors of a network, without the per-parameter bookkeeping and
-host reads of `torch.optim`.  Because both are element-wise, one optimizer over `[S, ...]` tensors
+host reads of `torch.optim`.  Because all are element-wise, one optimizer over `[S, ...]` tensors
 is S separate ones; only norm clipping mixes elements, and is done per seed.  The step size may
-differ between seeds.
+differ between seeds.  Their mathematics is that of `torch.optim`, which tests hold them to.
 
 Schedules are functions of progress, the share of the *planned* run that is done, in [0, 1].  A run
 that is extended keeps its plan: beyond it every schedule stays at its end.
@@ -13,23 +13,59 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.config import LRSchedule
+from rl_training.algorithms.config import LRSchedule, OptimizerSettings
 from rl_training.state import PerSeed, Scalar, Stateful, copy_tensor, require_same_keys
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Limits(TypedDict, total=False):
+    """What every optimizer may be told, by the names that `Optimizer` explains."""
+
+    max_grad_norm: float | None
+    adaptive_clip: float | None
+    warmup: int
+    weight_decay: Mapping[Tensor, float] | None
 
 
 class Optimizer(Stateful):
     """Parameters and the step size they move by, which a schedule sets and seeds may differ in."""
 
-    def __init__(self, parameters: Iterable[Tensor], learning_rate: float | PerSeed) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        learning_rate: float | PerSeed,
+        *,
+        max_grad_norm: float | None = None,
+        adaptive_clip: float | None = None,
+        warmup: int = 0,
+        weight_decay: Mapping[Tensor, float] | None = None,
+    ) -> None:
+        """Take the parameters.
+
+        Args:
+            parameters: Tensors `[S, ...]`.
+            learning_rate: Step size, of all seeds or of each.
+            max_grad_norm: Clip each seed's gradient to this norm.
+            adaptive_clip: Clip the gradient of each tensor to this share of the tensor's norm.
+            warmup: Steps over which the step size grows from 0.
+            weight_decay: L2 penalty of single parameters: d adds d p to the gradient of p.
+        """
         self.parameters = list(parameters)
         self.rates = learning_rate if isinstance(learning_rate, PerSeed) else None
         # Beside rates per seed, the common one is what a schedule makes of 1.
         self.base_learning_rate = 1.0 if isinstance(learning_rate, PerSeed) else learning_rate
         self.rate = Scalar(self.base_learning_rate, self.parameters[0].device)
+        self.max_grad_norm, self.adaptive_clip = max_grad_norm, adaptive_clip
+        self.warmup = warmup
+        given = weight_decay or {}
+        self.decays = [given.get(parameter, 0.0) for parameter in self.parameters]
 
     def rate_of(self, index: int = 0) -> float:
         """Return the step size of a seed now, after its schedule."""
@@ -41,82 +77,6 @@ class Optimizer(Stateful):
         found = torch.autograd.grad(loss if loss.numel() == 1 else loss.sum(), self.parameters)
         return [gradient.contiguous() for gradient in found]
 
-
-class RMSprop(Optimizer):
-    """RMSprop (Tieleman & Hinton, 2012): p <- p - rate g / (sqrt(v) + eps), v the mean of g^2."""
-
-    def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        learning_rate: float | PerSeed,
-        *,
-        alpha: float = 0.95,
-        eps: float = 1e-5,
-    ) -> None:
-        super().__init__(parameters, learning_rate)
-        self.alpha, self.eps = alpha, eps
-        self.second = TensorList([torch.zeros_like(p) for p in self.parameters])
-
-    def minimize(self, loss: Tensor) -> None:
-        """Step down the gradient of `loss` `[S]`."""
-        gradients = self.gradients(loss)
-        with torch.no_grad():
-            triples = zip(self.parameters, gradients, self.second.tensors, strict=True)
-            for parameter, gradient, second in triples:
-                second.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
-                step = self.rate.tensor * gradient / (second.sqrt() + self.eps)
-                if self.rates is not None:
-                    step = step * seed_view(self.rates.tensor, step.ndim)
-                parameter.sub_(step)
-
-
-class Adam(Optimizer):
-    """Adam with gradient clipping per seed and an optional mask of seeds to leave alone."""
-
-    def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        learning_rate: float | PerSeed,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        max_grad_norm: float | None = None,
-        weight_decay: Mapping[Tensor, float] | None = None,
-        count_per_seed: bool = False,
-        adaptive_clip: float | None = None,
-        warmup: int = 0,
-    ) -> None:
-        """Create the state.
-
-        Args:
-            parameters: Tensors `[S, ...]`.
-            learning_rate: Step size, of all seeds or of each.
-            betas: Decay of the two moments.
-            eps: Added to the root of the second moment.
-            max_grad_norm: Clip each seed's gradient to this norm.
-            weight_decay: L2 penalty of single parameters: d adds d p to the gradient of p.
-            count_per_seed: Give each seed a step count of its own; needed where a mask lets seeds
-                rest and the optimizer is used again afterwards.
-            adaptive_clip: Clip the gradient of each tensor to this share of the tensor's norm.
-            warmup: Steps over which the step size grows from 0.
-        """
-        assert not (warmup and count_per_seed), "one step size for all seeds"
-        super().__init__(parameters, learning_rate)
-        self.betas, self.eps, self.max_grad_norm = betas, eps, max_grad_norm
-        self.adaptive_clip, self.warmup = adaptive_clip, warmup
-        self.first = TensorList([torch.zeros_like(p) for p in self.parameters])
-        self.second = TensorList([torch.zeros_like(p) for p in self.parameters])
-        self.num_seeds = self.parameters[0].shape[0] if count_per_seed else None
-        shape = () if self.num_seeds is None else (self.num_seeds,)
-        self.step_count = torch.zeros(shape, device=self.parameters[0].device)
-        given = weight_decay or {}
-        self.decays = [given.get(parameter, 0.0) for parameter in self.parameters]
-        self._groups: dict[float, Sequence[int]] = {
-            decay: [index for index, own in enumerate(self.decays) if own == decay]
-            for decay in self.decays
-        }
-        """Which parameters share a decay, of which the kernel takes one."""
-
     def minimize(self, loss: Tensor, active: Tensor | None = None) -> None:
         """Step down the gradient of `loss` `[S]`; seeds that are not `active` `[S]` stay put."""
         self.apply(self.gradients(loss), active)
@@ -127,7 +87,7 @@ class Adam(Optimizer):
         if self.adaptive_clip is not None:
             clip_adaptively(gradients, self.parameters, self.adaptive_clip)
         if self.max_grad_norm is not None and self.parameters[0].shape[0] == 1:
-            # One seed: the kernel divides by the excess of the norm on its way.
+            # One seed: the step divides by the excess of the norm on its way.
             norm = torch.linalg.vector_norm(torch.cat([g.flatten() for g in gradients]))
             divisor = norm.div_(self.max_grad_norm).clamp_(min=1.0)
         elif self.max_grad_norm is not None:
@@ -138,30 +98,218 @@ class Adam(Optimizer):
             else:
                 self._masked_step(gradients, active, divisor)
 
-    def _step(self, gradients: list[Tensor], divisor: Tensor | None = None) -> None:
+    def _step(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
+        """Move all seeds; gradients count as divided by `divisor`."""
+        raise NotImplementedError
+
+    def _held(self) -> list[Tensor]:
+        """Return what a step changes, `[S, ...]` each."""
+        raise NotImplementedError
+
+    def _masked_step(
+        self, gradients: list[Tensor], active: Tensor, divisor: Tensor | None = None
+    ) -> None:
+        held = self._held()
+        before = [tensor.clone() for tensor in held]
+        self._step(gradients, divisor)
+        for tensor, old in zip(held, before, strict=True):
+            tensor.copy_(torch.where(seed_view(active, tensor.ndim), tensor, old))
+
+    def _warmed(self, rate: Tensor, steps: Tensor) -> Tensor:
+        """Return the step size after so many steps."""
+        return rate * (steps / self.warmup).clamp(max=1.0) if self.warmup else rate
+
+
+class _Simple(Optimizer):
+    """An optimizer that moves one tensor after another, by a direction times the step size."""
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        learning_rate: float | PerSeed,
+        **options: Unpack[Limits],
+    ) -> None:
+        super().__init__(parameters, learning_rate, **options)
+        if self.warmup:
+            self.step_count = torch.zeros((), device=self.parameters[0].device)
+
+    def _zeros(self) -> TensorList:
+        return TensorList([torch.zeros_like(p) for p in self.parameters])
+
+    def _step(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
+        rate = self.rate.tensor
+        if self.warmup:
+            self.step_count += 1
+            rate = self._warmed(rate, self.step_count)
+        for index, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
+            if divisor is not None:
+                gradient = gradient / divisor
+            if self.decays[index]:
+                gradient = gradient.add(parameter, alpha=self.decays[index])
+            step = self._scaled(rate, gradient, index)
+            if self.rates is not None:
+                step = step * seed_view(self.rates.tensor, step.ndim)
+            parameter.sub_(step)
+
+    def _scaled(self, rate: Tensor, gradient: Tensor, index: int) -> Tensor:
+        """Return the step of one tensor, and move its moments on."""
+        raise NotImplementedError
+
+
+class SGD(_Simple):
+    """Gradient descent: p <- p - rate b with b <- momentum b + g; Nesterov's takes g + momentum b.
+
+    Without momentum b is the gradient itself.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        learning_rate: float | PerSeed,
+        *,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        **options: Unpack[Limits],
+    ) -> None:
+        super().__init__(parameters, learning_rate, **options)
+        self.momentum, self.nesterov = momentum, nesterov
+        if momentum:
+            self.velocity = self._zeros()
+
+    def _held(self) -> list[Tensor]:
+        return [*self.parameters, *(self.velocity.tensors if self.momentum else ())]
+
+    def _scaled(self, rate: Tensor, gradient: Tensor, index: int) -> Tensor:
+        if not self.momentum:
+            return rate * gradient
+        velocity = self.velocity.tensors[index].mul_(self.momentum).add_(gradient)
+        if self.nesterov:
+            return rate * gradient.add(velocity, alpha=self.momentum)
+        return rate * velocity
+
+
+class RMSprop(_Simple):
+    """RMSprop (Tieleman & Hinton, 2012): p <- p - rate g / (sqrt(v) + eps), v the mean of g^2.
+
+    Centred, v is the variance of g; with momentum the quotients are summed up like a velocity.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        learning_rate: float | PerSeed,
+        *,
+        alpha: float = 0.95,
+        eps: float = 1e-5,
+        momentum: float = 0.0,
+        centered: bool = False,
+        **options: Unpack[Limits],
+    ) -> None:
+        super().__init__(parameters, learning_rate, **options)
+        self.alpha, self.eps, self.momentum, self.centered = alpha, eps, momentum, centered
+        self.second = self._zeros()
+        if centered:
+            self.first = self._zeros()
+        if momentum:
+            self.velocity = self._zeros()
+
+    def _held(self) -> list[Tensor]:
+        moments = [self.second]
+        moments += [self.first] if self.centered else []
+        moments += [self.velocity] if self.momentum else []
+        return [*self.parameters, *(tensor for moment in moments for tensor in moment.tensors)]
+
+    def _scaled(self, rate: Tensor, gradient: Tensor, index: int) -> Tensor:
+        second = self.second.tensors[index]
+        second.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
+        spread = second
+        if self.centered:
+            first = self.first.tensors[index].lerp_(gradient, 1 - self.alpha)
+            spread = second.addcmul(first, first, value=-1).clamp_(min=0)  # below 0 by rounding
+        if not self.momentum:
+            return rate * gradient / (spread.sqrt() + self.eps)
+        quotient = gradient / (spread.sqrt() + self.eps)
+        return rate * self.velocity.tensors[index].mul_(self.momentum).add_(quotient)
+
+
+class Adam(Optimizer):
+    """Adam with gradient clipping per seed and an optional mask of seeds to leave alone.
+
+    Decoupled, decay is that of AdamW (Loshchilov & Hutter, 2019, arXiv:1711.05101): a parameter
+    shrinks by rate d before its step, and its gradient has no part in it.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        learning_rate: float | PerSeed,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        decoupled: bool = False,
+        count_per_seed: bool = False,
+        **options: Unpack[Limits],
+    ) -> None:
+        """Create the state.
+
+        Args:
+            parameters: Tensors `[S, ...]`.
+            learning_rate: Step size, of all seeds or of each.
+            betas: Decay of the two moments.
+            eps: Added to the root of the second moment.
+            decoupled: Let `weight_decay` shrink parameters in place of adding to gradients.
+            count_per_seed: Give each seed a step count of its own; needed where a mask lets seeds
+                rest and the optimizer is used again afterwards.
+            **options: What every `Optimizer` takes.
+        """
+        super().__init__(parameters, learning_rate, **options)
+        assert not (self.warmup and count_per_seed), "one step size for all seeds"
+        self.betas, self.eps, self.decoupled = betas, eps, decoupled
+        self.first = TensorList([torch.zeros_like(p) for p in self.parameters])
+        self.second = TensorList([torch.zeros_like(p) for p in self.parameters])
+        self.num_seeds = self.parameters[0].shape[0] if count_per_seed else None
+        shape = () if self.num_seeds is None else (self.num_seeds,)
+        self.step_count = torch.zeros(shape, device=self.parameters[0].device)
+        penalties = [0.0] * len(self.decays) if decoupled else self.decays
+        self._groups: dict[float, Sequence[int]] = {
+            decay: [index for index, own in enumerate(penalties) if own == decay]
+            for decay in penalties
+        }
+        """Which parameters share a decay, of which the kernel takes one."""
+
+    def _step(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
+        self.step_count += 1
+        rate = self._warmed(self.rate.tensor, self.step_count)
+        if self.decoupled:
+            self._shrink(rate)
         if self.rates is None:
-            self._move(self.parameters, gradients, divisor, self._groups)
+            self._move(self.parameters, gradients, rate, divisor, self._groups)
             return
         # The kernel takes one rate: it moves zeros, and each seed goes its own share of that.
         directions = [torch.zeros_like(parameter) for parameter in self.parameters]
         for gradient, parameter, decay in zip(gradients, self.parameters, self.decays, strict=True):
-            if decay:
+            if decay and not self.decoupled:
                 gradient.add_(parameter, alpha=decay)  # zeros do not decay
-        self._move(directions, gradients, divisor, {0.0: range(len(gradients))})
+        self._move(directions, gradients, rate, divisor, {0.0: range(len(gradients))})
         for parameter, direction in zip(self.parameters, directions, strict=True):
             parameter.addcmul_(direction, seed_view(self.rates.tensor, parameter.ndim))
+
+    def _shrink(self, rate: Tensor) -> None:
+        for parameter, decay in zip(self.parameters, self.decays, strict=True):
+            if decay:
+                share = decay * rate
+                if self.rates is not None:
+                    share = share * seed_view(self.rates.tensor, parameter.ndim)
+                parameter.mul_(1 - share)
 
     def _move(
         self,
         tensors: list[Tensor],
         gradients: list[Tensor],
+        rate: Tensor,
         divisor: Tensor | None,
         groups: Mapping[float, Sequence[int]],
     ) -> None:
-        self.step_count += 1
-        rate = self.rate.tensor
-        if self.warmup:
-            rate = rate * (self.step_count / self.warmup).clamp(max=1.0)
         for decay, group in groups.items():
             every = (tensors, gradients, self.first.tensors, self.second.tensors)
             p, g, first, second = (self._slices([held[i] for i in group]) for held in every)
@@ -193,16 +341,41 @@ class Adam(Optimizer):
             return [self.step_count] * count
         return list(self.step_count.unbind(0)) * count
 
-    def _masked_step(
-        self, gradients: list[Tensor], active: Tensor, divisor: Tensor | None = None
-    ) -> None:
+    def _held(self) -> list[Tensor]:
         held = [*self.parameters, *self.first.tensors, *self.second.tensors]
-        if self.num_seeds is not None:
-            held.append(self.step_count)
-        before = [tensor.clone() for tensor in held]
-        self._step(gradients, divisor)
-        for tensor, old in zip(held, before, strict=True):
-            tensor.copy_(torch.where(seed_view(active, tensor.ndim), tensor, old))
+        return held if self.num_seeds is None else [*held, self.step_count]
+
+
+def make_optimizer(
+    settings: OptimizerSettings,
+    parameters: Iterable[Tensor],
+    learning_rate: float | PerSeed,
+    *,
+    eps: float,
+    count_per_seed: bool = False,
+    **options: Unpack[Limits],
+) -> Optimizer:
+    """Create the optimizer that settings ask for.
+
+    Args:
+        settings: Its kind and numbers.
+        parameters: Tensors `[S, ...]`.
+        learning_rate: Step size, of all seeds or of each.
+        eps: The method's own, where the settings have none.
+        count_per_seed: See `Adam`; the others count nothing.
+        **options: What every `Optimizer` takes; `weight_decay` in place of the settings' own.
+    """
+    held, numbers = list(parameters), settings.numbers()
+    decay = numbers.pop("weight_decay")
+    if options.get("weight_decay") is None:
+        options["weight_decay"] = dict.fromkeys(held, decay)
+    if settings.type == "sgd":
+        return SGD(held, learning_rate, **numbers, **options)
+    numbers.setdefault("eps", eps)
+    if settings.type == "rmsprop":
+        return RMSprop(held, learning_rate, **numbers, **options)
+    numbers |= {"decoupled": settings.type == "adamw", "count_per_seed": count_per_seed}
+    return Adam(held, learning_rate, **numbers, **options)
 
 
 class TensorList:
@@ -248,7 +421,7 @@ def clip_adaptively(gradients: list[Tensor], parameters: Sequence[Tensor], clip:
             gradient.mul_(seed_view(scale, gradient.ndim))
 
 
-def minimize_together(loss: Tensor, optimizers: Sequence[Adam]) -> None:
+def minimize_together(loss: Tensor, optimizers: Sequence[Optimizer]) -> None:
     """Step down `loss` `[S]` with several optimizers by one pass backwards."""
     every = [parameter for optimizer in optimizers for parameter in optimizer.parameters]
     found = torch.autograd.grad(loss if loss.numel() == 1 else loss.sum(), every)

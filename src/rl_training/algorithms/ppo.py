@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from rl_training.algorithms.base import OnPolicyLearner, StepOutput, add_weighted
 from rl_training.algorithms.config import AlgoConfig, part_of
 from rl_training.algorithms.losses import gae, ppo_policy_loss, ppo_value_loss
-from rl_training.algorithms.pixel_config import PixelConfig, encoder_for, refuse_standardized
+from rl_training.algorithms.pixel_config import PixelConfig, shared_encoder
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch
-from rl_training.data.normalizer import RunningNorm
 from rl_training.envs.spec import EnvSpec
-from rl_training.models.mlp_actor_critic import ActorCriticModel, MLPActorCriticModel
+from rl_training.models.layers import ActivationName
+from rl_training.models.mlp_actor_critic import ActorCriticModel
 from rl_training.rng import Rng
 from rl_training.validation import (
     Fraction,
@@ -53,8 +53,16 @@ class PPOConfig(AlgoConfig):
     """Transitions per gradient step and seed; a last short minibatch is dropped."""
     hidden_sizes: Sizes = (64, 64)
     """Widths of the hidden layers of policy and value network for vectors, which share none."""
+    actor_hidden_sizes: Sizes | None = None
+    """Widths of the policy's own hidden layers; null uses `hidden_sizes`, or, after the features of
+    an image, `head_hidden_sizes`."""
+    critic_hidden_sizes: Sizes | None = None
+    """The same of the value."""
+    activation: ActivationName | None = None
+    """What follows each hidden layer; null is tanh for vectors and relu for images, whose
+    convolutions always have relu."""
     learning_rate: PositiveFloat = 3e-4
-    """Adam step size."""
+    """Step size."""
     adam_epsilon: PositiveFloat = 1e-5
     """What Adam adds to the root of the mean squared gradient; as in the authors' code."""
     clip_coef: PositiveFloat = 0.2
@@ -69,8 +77,13 @@ class PPOConfig(AlgoConfig):
     """Clip the change of the value prediction to this; null does not."""
     normalize_advantage: bool = True
     """Standardise advantages in each minibatch."""
-    normalize_obs: bool = False
+    normalize_observations: bool = False
     """Standardise observations by running statistics, which are part of the checkpoint."""
+    normalize_obs: bool = False
+    """The older name of `normalize_observations`; either will do."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running deviation of the discounted return, clipped to +-10; returns
+    are reported without it."""
     target_kl: PositiveFloat | None = None
     """Freeze the networks for the rest of an update once the KL divergence exceeds this."""
     max_grad_norm: PositiveFloat | None = 0.5
@@ -111,10 +124,16 @@ class PPO(OnPolicyLearner):
     model: ActorCriticModel
 
     def setup(self) -> None:
-        """Create the optimizer and the observation statistics."""
-        self.optimizer = self.adam(self.model.parameters(), max_grad_norm=self.config.max_grad_norm)
-        self.obs_norm = RunningNorm(self.num_seeds, (self.model.obs_dim,), self.device)
-        self.normalizes = self.config.normalize_obs
+        """Create the optimizer."""
+        self.optimizer = self.network_optimizer(
+            self.model.parameters(), max_grad_norm=self.config.max_grad_norm
+        )
+
+    def setup_inputs(self) -> None:
+        """Create the statistics, which whole rollouts move: a policy is one throughout its own."""
+        super().setup_inputs()
+        self.obs_norm = self.statistics(torch.float32)
+        self.counts_observations = False
 
     def normalized(self, batch: RolloutBatch) -> RolloutBatch:
         """Leave a rollout as it is: the statistics move with it, after `prepare` used them."""
@@ -159,7 +178,7 @@ class PPO(OnPolicyLearner):
         value = self.model.value(features)
         next_value = self.model.value(self.model.embed(next_obs))
         advantage = gae(
-            batch.reward,
+            self.scaled(batch.reward),
             value.view_as(batch.reward),
             next_value.view_as(batch.reward),
             batch.terminated,
@@ -245,27 +264,21 @@ def explained_variance(value: Tensor, target: Tensor) -> Tensor:
 
 def ppo_networks(env: EnvSpec, config: PPOConfig, rng: Rng) -> dict[str, nn.Module]:
     """Build the networks for a task."""
-    discrete = env.action_kind == "discrete"
-    start = config.initial_log_std
-    if len(env.obs_shape) == 1:
-        vector = MLPActorCriticModel(
-            env.obs_dim,
-            env.action_dim,
-            config.hidden_sizes,
-            discrete=discrete,
-            initial_log_std=start,
-            rng=rng,
-        )
-        return {"model": vector}
-    refuse_standardized(env, "normalize_obs", config.normalize_obs)
+    images = len(env.obs_shape) > 1
+    sizes, activation = config.hidden_sizes, config.activation or "tanh"
+    if images:
+        activation = config.activation or "relu"
+        sizes = part_of(config, PixelConfig).head_hidden_sizes
+    actor_sizes, critic_sizes = config.actor_hidden_sizes, config.critic_hidden_sizes
     model = ActorCriticModel(
-        encoder_for(env, config, rng, orthogonal_init=True),
+        shared_encoder(env, config, rng, activation),
         env.obs_dim,
         env.action_dim,
-        part_of(config, PixelConfig).head_hidden_sizes,
-        discrete=discrete,
-        activation="relu",
-        initial_log_std=start,
+        sizes if actor_sizes is None else actor_sizes,
+        critic_hidden_sizes=sizes if critic_sizes is None else critic_sizes,
+        discrete=env.action_kind == "discrete",
+        activation=activation,
+        initial_log_std=config.initial_log_std,
         rng=rng,
     )
     return {"model": model}

@@ -80,7 +80,7 @@ def qr_dqn_networks(env: EnvSpec, config: QRDQNConfig, rng: Rng) -> dict[str, nn
     """Build the network for a task."""
     more, noisy = part_of(config, PixelConfig).head_hidden_sizes, part_of(config, Exploration).noisy
     network = QuantileNetwork(
-        encoder_for(env, config, rng, more=more, noisy=noisy),
+        encoder_for(env, config, rng, more=more, activation=config.activation, noisy=noisy),
         env.action_dim,
         config.num_quantiles,
         dueling=config.dueling,

@@ -75,11 +75,6 @@ class ReplaySettings(Settings):
         """When updates are due, were there no `learning_starts`."""
         return Pacing(self.train_frequency, self.updates_per_round)
 
-    def updates_by(self, step: int) -> int:
-        """Updates that belong to the steps up to `step`, were there no `learning_starts`."""
-        every, times, shared_by = self.pacing
-        return step // every * times // shared_by
-
     @model_validator(mode="after")
     def _capacity_holds_a_batch(self) -> ReplaySettings:
         if self.buffer_capacity < self.batch_size:
@@ -147,6 +142,22 @@ class TransitionReplay(ReplaySettings):
     """Factor on every reward that is learned from; returns are reported without it."""
     reward_shift: Number = 0.0
     """Added to every reward after scaling."""
+    normalize_observations: bool = False
+    """Standardise observations by the running mean and deviation of all that were seen; the replay
+    keeps them as they were, and the statistics are part of the checkpoint."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running deviation of the discounted return, clipped to +-10; the replay
+    keeps them as they were, and returns are reported without it."""
+
+    @model_validator(mode="after")
+    def _rewards_are_scaled_once(self) -> TransitionReplay:
+        changed = self.reward_scale != 1 or self.reward_shift != 0
+        if self.normalize_rewards and changed and not isinstance(self, DatasetSettings):
+            raise ValueError(
+                "normalize_rewards finds the scale of rewards by itself; leave reward_scale and "
+                "reward_shift out"
+            )
+        return self
 
     @property
     def updates_per_round(self) -> int:

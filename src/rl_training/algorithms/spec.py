@@ -16,6 +16,7 @@ from torch import nn
 
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.config import AlgoConfig
+from rl_training.algorithms.own_encoders import encoder_of
 from rl_training.algorithms.sources import OfflineToOnlineSettings, replay_settings
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError, RLTrainingError, SpecMismatch
@@ -57,6 +58,8 @@ class AlgorithmSpec:
     """Every metric of an update with its meaning; the contract tests hold the learner to it."""
     obs_ndims: tuple[int, ...] = (1,)
     """Numbers of axes an observation may have."""
+    encoded_ndims: tuple[int, ...] = ()
+    """Numbers of axes it may have beside, where the user's own encoder makes a vector of them."""
     phases: tuple[Phase, ...] = ()
     """What it adds to its loop."""
 
@@ -80,8 +83,8 @@ class AlgorithmSpec:
         goes_online = self.loop is Loop.OFFLINE and replay_settings(config) is not None
         return Loop.OFF_POLICY if goes_online else self.loop
 
-    def check_env(self, env: EnvSpec) -> None:
-        """Refuse a task the algorithm cannot take.
+    def check_env(self, env: EnvSpec, config: AlgoConfig) -> None:
+        """Refuse a task the algorithm cannot take under these settings.
 
         Raises:
             SpecMismatch: Naming the task, the space and what is allowed.
@@ -91,11 +94,16 @@ class AlgorithmSpec:
                 f"{self.name} needs {' or '.join(self.action_kinds)} actions, but {env.env_id} has "
                 f"{env.action_kind} ones; `rl-training list` shows what each algorithm takes."
             )
-        if len(env.obs_shape) not in self.obs_ndims:
-            raise SpecMismatch(
-                f"{self.name} takes observations with {' or '.join(map(str, self.obs_ndims))} "
-                f"axes, but {env.env_id} has shape {tuple(env.obs_shape)}; flatten them."
-            )
+        ndims, ndim = self.obs_ndims, len(env.obs_shape)
+        if ndim > 1:
+            _refuse_standardized(env, config)
+        if ndim in ndims or (ndim in self.encoded_ndims and encoder_of(config) is not None):
+            return
+        way = " or give an encoder of your own (module:function)" if self.encoded_ndims else ""
+        raise SpecMismatch(
+            f"{self.name} takes observations with {' or '.join(map(str, ndims))} axes, but "
+            f"{env.env_id} has shape {tuple(env.obs_shape)}; flatten them{way}."
+        )
 
     def outline(self, env: EnvSpec, config: AlgoConfig, most_tensors: int) -> AnyLearner:
         """Build the learner of one seed without memory: its tensors have shapes and no numbers.
@@ -110,7 +118,7 @@ class AlgorithmSpec:
             SpecMismatch: The algorithm cannot take the task.
             ConfigError: The settings ask for more tensors, or for larger ones than can be counted.
         """
-        self.check_env(env)
+        self.check_env(env, config)
         try:
             networks = self.networks(env, config, ShapeRng(1, most_tensors))
             return self.learner(config=config, seeds=(0,), varied=None, **networks)
@@ -149,8 +157,22 @@ class AlgorithmSpec:
             env_kwargs: How the environment is made, for learners that know its rules.
             may_import: Import modules that the settings name, where the task will be run anyway.
         """
-        self.check_env(env)
+        self.check_env(env, config)
         networks = self.networks(env, config, Rng(seeds, "networks", device))
         learner = self.learner(config=config, seeds=seeds, varied=varied, **networks)
         learner.see_task(env, env_kwargs or {}, may_import)
         return learner
+
+
+def _refuse_standardized(env: EnvSpec, config: AlgoConfig) -> None:
+    """Refuse to standardise images.
+
+    Raises:
+        ConfigError: Naming the setting that asks for it.
+    """
+    for key in ("normalize_observations", "normalize_obs"):
+        if getattr(config, key, False):
+            raise ConfigError(
+                f"algo_kwargs.{key} is true, but {env.env_id} gives images, which are scaled to "
+                "[0, 1] as they are; set it to false"
+            )

@@ -26,7 +26,7 @@ from rl_training.algorithms.optim import linear
 from rl_training.algorithms.pixel_config import PixelConfig
 from rl_training.algorithms.sources import TransitionReplay
 from rl_training.data.batch import TransitionBatch
-from rl_training.models.layers import fresh_noise, noisy_layers
+from rl_training.models.layers import ActivationName, fresh_noise, noisy_layers
 from rl_training.state import Scalar
 from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Settings, Sizes
 
@@ -40,8 +40,10 @@ class ValueBasedConfig(AlgoConfig):
 
     hidden_sizes: Sizes = (64, 64)
     """Widths of the hidden layers."""
+    activation: ActivationName = "relu"
+    """What follows each hidden layer; convolutions and embedded fractions have relu."""
     learning_rate: PositiveFloat = 1e-3
-    """Adam step size."""
+    """Step size."""
     target_update_interval: PositiveInt = 500
     """Gradient steps between two moves of the target network."""
     tau: Fraction = 1.0
@@ -90,7 +92,7 @@ class ValueBased(TransitionLearner):
         """Create the target network and the optimizer."""
         self.target_network = frozen_copy(self.value_network)
         self.target_parameters = list(self.target_network.parameters())
-        self.optimizer = self.adam(
+        self.optimizer = self.network_optimizer(
             self.value_network.parameters(), max_grad_norm=self.config.max_grad_norm
         )
         self._noisy = {

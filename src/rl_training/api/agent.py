@@ -15,9 +15,11 @@ from rich.console import Console
 from torch import nn
 
 from rl_training.algorithms.base import ActingState
+from rl_training.algorithms.own_encoders import give_encoder, import_encoder
 from rl_training.algorithms.spec import Loop
 from rl_training.api.data import DataLike, settings_for_data
 from rl_training.cli.display import display_for
+from rl_training.envs.chain import WrapperLike, named_chain
 from rl_training.envs.given import EnvLike, is_given, name_of
 from rl_training.envs.probe import probe_env
 from rl_training.envs.tasks.spaces_only import SPACES_ONLY
@@ -25,6 +27,7 @@ from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.hub import is_hub_name
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.models.own_encoder import EncoderFunction
 from rl_training.ope.estimate import Source, evaluate_offline
 from rl_training.ope.value import OfflineValue
 from rl_training.resources import preset_names
@@ -66,6 +69,7 @@ class Agent:
         source: TrainConfig | Path | EnvLike | None = None,
         *others: object,
         env: EnvLike | None = None,
+        wrappers: Sequence[WrapperLike] | None = None,
         **settings: Any,
     ) -> None:
         """Prepare an agent.
@@ -75,6 +79,8 @@ class Agent:
                 environment: its id, an object, a class, or a function that makes one.
             *others: None; other libraries take a policy first and the environment here.
             env: The environment, beside a preset or file or in place of `source`.
+            wrappers: What is put around the environment, the first innermost: classes or functions,
+                names of Gymnasium's, `module:Class`, or mappings of a `name` and arguments.
             **settings: Settings of the run (`total_timesteps`, `num_envs`, `seed`, ...) and of the
                 method (`learning_rate`, `hidden_sizes`, ...), by their names.
 
@@ -91,6 +97,9 @@ class Agent:
         if env is None and not self._is_config(source):
             env, source = source, None  # type: ignore[assignment]  # an environment by its place
         self.config = self._configured(source, env, settings)
+        if wrappers is not None:
+            wrapped = self.config.env_kwargs | {"wrappers": list(wrappers)}
+            self.config = self.config.replace(env_kwargs=wrapped)
         self.result: TrainResult | None = None
         self._run: Path | None = None
         self._weights: str | Path | None = None
@@ -111,6 +120,8 @@ class Agent:
         cls, source: Any, env: EnvLike | None, settings: Mapping[str, Any]
     ) -> TrainConfig:
         run, own = cls._split(settings)
+        if isinstance(own.get("encoder"), str) and ":" in own["encoder"]:
+            import_encoder(own["encoder"])  # the user has named it here
         if env is not None:
             run["env_id"] = name_of(env)
         if source is None:
@@ -386,18 +397,29 @@ class Agent:
 
     @classmethod
     def load(
-        cls: type[Self], path: str | Path, *, env: EnvLike | None = None, device: str = "auto"
+        cls: type[Self],
+        path: str | Path,
+        *,
+        env: EnvLike | None = None,
+        encoder: EncoderFunction | None = None,
+        wrappers: Sequence[WrapperLike] = (),
+        device: str = "auto",
     ) -> Self:
         """Load a saved file, a checkpoint or the newest good checkpoint of a run.
 
         Args:
             path: Where it is; `hf://user/name` is on the Hugging Face Hub.
             env: The environment, where the run had one that was handed over in Python.
+            encoder: The function that makes the encoder, where the run has one of your own.
+            wrappers: Wrappers of the environment that were handed over in Python.
             device: Where it acts.
 
         Raises:
             CheckpointError: When it cannot be read or is of another algorithm.
         """
+        if encoder is not None:
+            give_encoder(encoder)
+        named_chain(list(wrappers))
         loaded = load_agent(path, device=device)
         if cls.algo and loaded.config.algo != cls.algo:
             raise CheckpointError(

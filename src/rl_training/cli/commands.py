@@ -79,8 +79,8 @@ def version_callback(
     plugin: Annotated[
         list[str] | None,
         typer.Option(
-            help="Import a method of your own that a checkpoint needs. Repeatable.",
-            metavar="MODULE:SPEC",
+            help="Import a method or an encoder of your own that a checkpoint needs. Repeatable.",
+            metavar="MODULE:NAME",
             envvar="RL_TRAINING_PLUGINS",
         ),
     ] = None,
@@ -95,12 +95,12 @@ def version_callback(
         raise typer.Exit
     if plugin:
         from rl_training.errors import ConfigError
-        from rl_training.experiment.registry import import_plugin
+        from rl_training.experiment.registry import import_trusted
 
         for name in plugin:
             if ":" not in name:
                 raise ConfigError(f"--plugin {name} is not of the form module:SPEC")
-            import_plugin(name)
+            import_trusted(name)
 
 
 def train(

@@ -5,8 +5,10 @@ an own environment, a subclass of `gymnasium.Env`. Ids come out of checkpoints t
 such a class is ever called; naming a module does import it, which runs its top-level code.
 
 `env_kwargs` may hold `max_episode_steps`, `render_mode` and `wrappers`; everything else goes to the
-environment's constructor. `wrappers` may hold:
+environment's constructor. `wrappers` is a list of wrappers, see `envs/chain.py`, or a mapping that
+may hold:
 
+- `chain: [...]`: that list;
 - `pixels: {resize_shape: [height, width], frame_stack: 1, channel_first: true}`: image
   observations, rendered where the environment has none of its own;
 - `atari: {}`: the usual preprocessing of Atari games, see `AtariOptions`;
@@ -35,6 +37,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rl_training.envs.atari import AtariFrames, AtariLives, AtariOptions, emulator_kwargs
+from rl_training.envs.chain import wrapped_by
 from rl_training.envs.given import is_given, make_given
 from rl_training.envs.named_modules import import_named
 from rl_training.envs.options import PixelOptions, WrapperOptions, is_atari, wrapper_options
@@ -76,7 +79,7 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> AnyEnv
         kwargs.pop("render_mode", None)
     if is_given(env_id):
         given = guarded_given(env_id, kwargs, max_episode_steps)
-        return _wrapped(given, options)
+        return _wrapped(given, options, env_id)
     own_class = _is_own_class(env_id)
     if options.pixels is not None and _takes_render_mode(env_id, own_class):
         kwargs.setdefault("render_mode", "rgb_array")
@@ -88,7 +91,7 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> AnyEnv
         env = _make_atari(env_id, kwargs, max_episode_steps, options.atari)
     else:
         env = _make_registered(env_id, kwargs, max_episode_steps)
-    return _wrapped(env, options)
+    return _wrapped(env, options, env_id)
 
 
 def class_name(env_id: str) -> str:
@@ -351,7 +354,8 @@ def _mujoco_warnings_logged() -> Iterator[None]:
         mujoco.set_mju_user_warning(previous)
 
 
-def _wrapped(env: AnyEnv, options: WrapperOptions) -> AnyEnv:
+def _wrapped(env: AnyEnv, options: WrapperOptions, env_id: str) -> AnyEnv:
+    env = wrapped_by(env, options.chain, env_id)
     if options.pixels is not None:
         env = _with_pixels(env, options.pixels)
     elif isinstance(env.observation_space, spaces.Discrete):

@@ -14,7 +14,8 @@ from rl_training.errors import ConfigError
 from rl_training.validation import Number
 
 _WRAPPER_KEYS = (
-    "pixels (resize_shape, frame_stack, channel_first), atari, reward_scale and clip_reward"
+    "chain (a list of wrappers), pixels (resize_shape, frame_stack, channel_first), atari, "
+    "reward_scale and clip_reward"
 )
 
 
@@ -40,6 +41,8 @@ class WrapperOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    chain: tuple[Any, ...] = ()
+    """Wrappers around the environment itself, the first one innermost; see `chain.wrapped_by`."""
     pixels: PixelOptions | None = None
     reward_scale: Number = 1.0
     clip_reward: bool | tuple[float, float] = False
@@ -53,19 +56,27 @@ class WrapperOptions(BaseModel):
         return (-1.0, 1.0) if self.clip_reward else (-np.inf, np.inf)
 
 
+def as_mapping(raw: object) -> object:
+    """Return `env_kwargs.wrappers` as a mapping, which a list is short for: its key `chain`."""
+    if raw is None:
+        return {}
+    return {"chain": list(raw)} if isinstance(raw, list | tuple) else raw
+
+
 def wrapper_options(env_id: str, raw: object) -> WrapperOptions:
     """Check `env_kwargs.wrappers`.
 
     Raises:
         ConfigError: It holds something that there is not, or that does not go together.
     """
-    if raw is not None and not isinstance(raw, Mapping):
+    given = as_mapping(raw)
+    if not isinstance(given, Mapping):
         raise ConfigError(
-            f"env_kwargs.wrappers of {env_id} must be a mapping, got {raw!r}; allowed keys "
-            f"are {_WRAPPER_KEYS}"
+            f"env_kwargs.wrappers of {env_id} must be a list of wrappers or a mapping, got "
+            f"{raw!r}; allowed keys are {_WRAPPER_KEYS}"
         )
     try:
-        options = WrapperOptions.model_validate(dict(raw or {}))
+        options = WrapperOptions.model_validate(dict(given))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -94,8 +105,8 @@ def evaluation_kwargs(env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def with_task_reward(env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The same environment paying its own reward: without those wrappers that change it."""
     kwargs = _with_atari(env_kwargs, clip_reward=False)
-    wrappers = kwargs.get("wrappers")
-    if isinstance(wrappers, Mapping):
+    wrappers = as_mapping(kwargs.get("wrappers"))
+    if wrappers and isinstance(wrappers, Mapping):
         changes = ("reward_scale", "clip_reward")
         kwargs["wrappers"] = {key: value for key, value in wrappers.items() if key not in changes}
     return kwargs

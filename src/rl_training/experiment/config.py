@@ -70,8 +70,11 @@ class TrainConfig(Settings):
     device: str = Field(default="auto", json_schema_extra={"pattern": _DEVICE})
     """`auto`, `cpu`, `cuda` or `cuda:<n>`."""
     threads: Threads = 0
-    """CPU threads of PyTorch and of native environments. With 0, PyTorch takes `OMP_NUM_THREADS` or
-    what is fastest (a resumed run keeps its number), and environments as many cores as pay."""
+    """CPU threads of PyTorch; 0 takes `OMP_NUM_THREADS` or what is fastest, and a resumed run keeps
+    its number."""
+    env_threads: Threads = 0
+    """CPU threads of native environments, and processes of `async` ones; 0 takes as many cores as
+    pay. Results do not depend on it."""
     accelerate: Literal["auto", "off", "compile", "graph"] = "auto"
     """How updates run: eagerly (`off`), compiled from the first on (`compile`), compiled and
     captured in CUDA graphs (`graph`), or, on long runs, compiled beside the first part of the run
@@ -157,6 +160,30 @@ class TrainConfig(Settings):
         if not re.fullmatch(_DEVICE, value):
             raise ValueError(f"must be auto, cpu, cuda or cuda:<n>, got {value!r}")
         return value
+
+    @field_validator("algo_kwargs")
+    @classmethod
+    def _functions_by_name(cls, value: dict[str, Any]) -> dict[str, Any]:
+        # A run names what it needs by text; a function of Python is remembered under its name.
+        if not callable(value.get("encoder")):
+            return value
+        from rl_training.algorithms.own_encoders import name_encoder
+
+        return value | {"encoder": name_encoder(value["encoder"])}
+
+    @field_validator("env_kwargs")
+    @classmethod
+    def _wrappers_by_name(cls, value: dict[str, Any]) -> dict[str, Any]:
+        wrappers = value.get("wrappers")
+        chain = wrappers.get("chain") if isinstance(wrappers, dict) else wrappers
+        if not isinstance(chain, list | tuple):
+            return value
+        from rl_training.envs.chain import named_chain
+
+        named = named_chain(chain)
+        return value | {
+            "wrappers": wrappers | {"chain": named} if isinstance(wrappers, dict) else named
+        }
 
     @model_validator(mode="after")
     def _algorithm_fits(self) -> TrainConfig:
@@ -247,7 +274,7 @@ def load_config(
             `TrainConfig` is a setting of the method: `batch_size=512` means
             `algo_kwargs.batch_size=512`.
         changes: Top-level fields that replace what the file says.
-        may_import: Import a plug-in that `algo` names, because the file is the user's own.
+        may_import: Import what `algo` or `encoder` name, because the file is the user's own.
 
     Raises:
         ConfigError: Naming file, line, key, value and what is allowed.
@@ -274,10 +301,19 @@ def load_config(
         _set_origin(origins, (name,), "")
     try:
         config = parse(TrainConfig, data, hint=partial(_hint_for_key, settings=settings))
+        _import_encoder(config, may_import)
         _check_env_id(config.env_id)
     except ConfigError as error:
         raise ConfigError(_locate(str(error), origins, nowhere)) from None
     return config
+
+
+def _import_encoder(config: TrainConfig, may_import: bool) -> None:
+    """Import the encoder that the user's own file names, where it does."""
+    if may_import and "encoder" in config.algo_kwargs:
+        from rl_training.algorithms.own_encoders import import_encoder_of
+
+        import_encoder_of(config.algo_config)
 
 
 def _settings_of(algo: object, may_import: bool) -> type[AlgoConfig] | None:

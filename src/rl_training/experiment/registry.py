@@ -128,13 +128,28 @@ def _read_summary(name: str) -> AlgorithmSummary:
 
 
 def import_plugin(name: str) -> None:
-    """Import the plug-in that a user names as `module:SPEC`; plain names need nothing.
+    """Import the method that a user names as `module:SPEC`; plain names need nothing.
 
     Raises:
         ConfigError: When there is no such module, or it declares no such `SPEC`.
     """
     if ":" in name and name not in algorithm_names():
         _spec_in(_import(name, f"algo {name}"), name)
+
+
+def import_trusted(name: str) -> None:
+    """Import what the user trusts by `--plugin`: a method `module:SPEC`, or an encoder's function.
+
+    Raises:
+        ConfigError: When there is no such module, or it holds neither under that name.
+    """
+    from rl_training.algorithms.own_encoders import import_encoder
+
+    module = _import(name, f"--plugin {name}")
+    if callable(vars(module).get(name.partition(":")[2])):
+        import_encoder(name)
+    else:
+        _spec_in(module, name)
 
 
 def plugin_sources(name: str) -> list[Path]:

@@ -7,7 +7,7 @@ Shapes: S seeds, N critics, B batch, A action.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rl_training.models.heads import LOG_2, LOG_SQRT_2PI, gaussian_log_prob
-from rl_training.models.layers import StackedMLP
+from rl_training.models.layers import ActivationName, StackedMLP
+from rl_training.models.own_encoder import EncodedMLP, StackedEncoder
 from rl_training.rng import Rng
 
 
@@ -33,8 +34,12 @@ class ActorWithCritics(nn.Module):
         action_dim: int,
         hidden_sizes: Sequence[int] = (256, 256),
         *,
+        actor_hidden_sizes: Sequence[int] | None = None,
+        critic_hidden_sizes: Sequence[int] | None = None,
+        activation: ActivationName = "relu",
         num_critics: int = 2,
         use_layer_norm: bool = False,
+        encoder: Callable[[Rng], StackedEncoder] | None = None,
         rng: Rng | None = None,
     ) -> None:
         """Build the networks.
@@ -42,25 +47,63 @@ class ActorWithCritics(nn.Module):
         Args:
             obs_dim: Length of an observation.
             action_dim: Length of an action.
-            hidden_sizes: Widths of the hidden layers of every network.
+            hidden_sizes: Widths of the hidden layers of every network that has none of its own.
+            actor_hidden_sizes: Those of the actor; None is `hidden_sizes`.
+            critic_hidden_sizes: Those of every network that tells values; None is `hidden_sizes`.
+            activation: What follows each hidden layer.
             num_critics: Members of the critic ensemble, N.
             use_layer_norm: Normalise the critics' hidden layers (no other network's).
+            encoder: Makes what turns observations into features, one for every network.
             rng: Source of the initial weights; its number of seeds is S.
         """
         super().__init__()
         rng = rng or Rng((0,), "model")
         self.obs_dim, self.action_dim, self.num_critics = obs_dim, action_dim, num_critics
-        self.actor = StackedMLP((obs_dim, *hidden_sizes, self.outputs_per_action * action_dim), rng)
-        self.critic = StackedMLP(
-            (obs_dim + action_dim, *hidden_sizes, 1),
+        self._make_encoder = encoder
+        self.activation: ActivationName = activation
+        actor_sizes = hidden_sizes if actor_hidden_sizes is None else actor_hidden_sizes
+        critic_sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
+        self.actor = self.network((*actor_sizes, self.outputs_per_action * action_dim), rng)
+        self.critic = self.network(
+            (*critic_sizes, 1),
             rng,
+            beside=action_dim,
             members=(num_critics,),
             layer_norm=use_layer_norm,
         )
-        self.build_more(hidden_sizes, rng)
+        self.build_more(critic_sizes, rng)
 
-    def build_more(self, hidden_sizes: Sequence[int], rng: Rng) -> None:
-        """Build what a subclass has beside actor and critics."""
+    def network(
+        self,
+        sizes: Sequence[int],
+        rng: Rng,
+        *,
+        beside: int = 0,
+        members: tuple[int, ...] = (),
+        layer_norm: bool = False,
+    ) -> StackedMLP | EncodedMLP:
+        """Build a network of observations, or of the features of an encoder of its own.
+
+        Args:
+            sizes: Hidden widths, outputs.
+            rng: Source of the initial weights.
+            beside: Entries that stand beside an observation.
+            members: Axes of members.
+            layer_norm: Normalise hidden layers.
+        """
+        encoder = None if self._make_encoder is None else self._make_encoder(rng)
+        inputs = beside + (self.obs_dim if encoder is None else encoder.embedding_dim)
+        layers = StackedMLP(
+            (inputs, *sizes),
+            rng,
+            members=members,
+            activation=self.activation,
+            layer_norm=layer_norm,
+        )
+        return layers if encoder is None else EncodedMLP(encoder, layers)
+
+    def build_more(self, critic_sizes: Sequence[int], rng: Rng) -> None:
+        """Build what a subclass has beside actor and critics; values have `critic_sizes`."""
 
     def q_values(
         self,
@@ -77,7 +120,10 @@ class ActorWithCritics(nn.Module):
             critic: Another ensemble than the model's own.
             members: Which of them to evaluate, a slice or `[S, Z]` for each seed; None is all.
         """
-        network, x = critic or self.critic, torch.cat((obs, action), -1)
+        network = critic or self.critic
+        if isinstance(network, EncodedMLP):
+            return network.forward(obs, action, members=members).squeeze(-1)
+        x = torch.cat((obs, action), -1)
         q: Tensor = network.forward(x) if members is None else network.forward(x, members)
         return q.squeeze(-1)
 
@@ -135,11 +181,11 @@ class MLPIQLModel(ActorWithCritics):
 
     log_std_range: ClassVar[tuple[float, float]] = (-5.0, 2.0)
 
-    def build_more(self, hidden_sizes: Sequence[int], rng: Rng) -> None:
+    def build_more(self, critic_sizes: Sequence[int], rng: Rng) -> None:
         """Build the value, and the deviation of the policy, which does not depend on the state."""
         deviation = torch.zeros(rng.num_seeds, 1, self.action_dim, device=rng.device)
         self.log_std = nn.Parameter(deviation)
-        self.value_net = StackedMLP((self.obs_dim, *hidden_sizes, 1), rng)
+        self.value_net = self.network((*critic_sizes, 1), rng)
 
     def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean `[S, B, A]` in (-1, 1) and log standard deviation `[S, 1, A]`."""

@@ -17,6 +17,9 @@ from torch import Tensor, nn
 
 from rl_training.errors import ConfigError, SpecMismatch
 from rl_training.models.layers import (
+    ACTIVATIONS,
+    Activation,
+    ActivationName,
     Init,
     StackedConv2d,
     StackedLinear,
@@ -32,21 +35,34 @@ SMALLEST_FOR_NATURE = 36
 """Height and width from which three strided convolutions leave an image."""
 
 
+def _activation(name: ActivationName) -> Activation:
+    """Return what follows a layer; not in place, as the output of a kernel may be a view."""
+    return torch.relu if name == "relu" else ACTIVATIONS[name]
+
+
 class MLPEncoder(nn.Module):
-    """Hidden layers with relu after each; without any, the observation is its own embedding."""
+    """Hidden layers, each activated; without any, the observation is its own embedding."""
 
     def __init__(
-        self, obs_dim: int, hidden_sizes: Sequence[int], rng: Rng, *, noisy: bool = False
+        self,
+        obs_dim: int,
+        hidden_sizes: Sequence[int],
+        rng: Rng,
+        *,
+        activation: ActivationName = "relu",
+        noisy: bool = False,
     ) -> None:
         super().__init__()
+        self.obs_dim = obs_dim
         self.embedding_dim = hidden_sizes[-1] if hidden_sizes else obs_dim
+        sizes, self.activation = (obs_dim, *hidden_sizes), _activation(activation)
         self.layers = (
-            StackedMLP((obs_dim, *hidden_sizes), rng, noisy=noisy) if hidden_sizes else None
+            StackedMLP(sizes, rng, activation=activation, noisy=noisy) if hidden_sizes else None
         )
 
     def forward(self, obs: Tensor) -> Tensor:
         """Embed observations `[S, B, I]`, giving `[S, B, E]`."""
-        return obs if self.layers is None else torch.relu(self.layers.forward(obs))
+        return obs if self.layers is None else self.activation(self.layers.forward(obs))
 
 
 class NatureTrunk(nn.Module):
@@ -122,7 +138,7 @@ TRUNKS: dict[str, type[nn.Module]] = {
 
 
 class PixelEncoder(nn.Module):
-    """Convolutions, then hidden layers with relu after each."""
+    """Convolutions with relu, then hidden layers, each activated."""
 
     def __init__(
         self,
@@ -132,6 +148,7 @@ class PixelEncoder(nn.Module):
         *,
         kind: EncoderName = "auto",
         scale: float = 1 / 255,
+        activation: ActivationName = "relu",
         noisy: bool = False,
         orthogonal_init: bool = False,
     ) -> None:
@@ -143,6 +160,7 @@ class PixelEncoder(nn.Module):
             rng: Source of the initial weights; its number of seeds is S.
             kind: Which convolutions; `auto` goes by the size of the image.
             scale: What pixels are multiplied by.
+            activation: What follows each layer after the convolutions.
             noisy: Let the hidden layers carry learned noise.
             orthogonal_init: Draw orthogonal weights, as policy gradients like them.
 
@@ -152,7 +170,7 @@ class PixelEncoder(nn.Module):
         super().__init__()
         kind = check_image(obs_shape, kind)
         init = orthogonal(math.sqrt(2)) if orthogonal_init else None
-        self.scale = scale
+        self.scale, self.activation = scale, _activation(activation)
         self.trunk = TRUNKS[kind](obs_shape[0], rng, init)
         with torch.no_grad():
             blank = torch.zeros(rng.num_seeds, 1, *obs_shape, device=rng.device)
@@ -166,13 +184,13 @@ class PixelEncoder(nn.Module):
             )
             width = outputs
         self.layers = nn.ModuleList(layers)
-        self.embedding_dim = width
+        self.obs_dim, self.embedding_dim = math.prod(obs_shape), width
 
     def forward(self, obs: Tensor) -> Tensor:
         """Embed images `[S, B, C, H, W]`, giving `[S, B, E]`."""
         x: Tensor = self.trunk(obs.to(torch.float32) * self.scale).flatten(2)
         for layer in self.layers:
-            x = torch.relu(layer(x))
+            x = self.activation(layer(x))
         return x.float()
 
 
@@ -208,6 +226,8 @@ class EncoderOptions:
     pixel_sizes: Sequence[int]
     """Hidden layers after the convolutions, for images."""
     kind: EncoderName = "auto"
+    activation: ActivationName = "relu"
+    """What follows each hidden layer; convolutions have relu."""
     noisy: bool = False
     orthogonal_init: bool = False
 
@@ -217,7 +237,13 @@ def make_encoder(
 ) -> MLPEncoder | PixelEncoder:
     """Build the encoder of a task: hidden layers for vectors, convolutions for images."""
     if len(obs_shape) == 1:
-        return MLPEncoder(obs_shape[0], options.hidden_sizes, rng, noisy=options.noisy)
+        return MLPEncoder(
+            obs_shape[0],
+            options.hidden_sizes,
+            rng,
+            activation=options.activation,
+            noisy=options.noisy,
+        )
     if len(obs_shape) != 3:
         raise ConfigError(f"no encoder takes observations of shape {tuple(obs_shape)}")
     return PixelEncoder(
@@ -226,6 +252,7 @@ def make_encoder(
         rng,
         kind=options.kind,
         scale=1 / 255 if obs_dtype == "uint8" else 1.0,
+        activation=options.activation,
         noisy=options.noisy,
         orthogonal_init=options.orthogonal_init,
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ from rl_training.models.fused_mlp import Precision, fused_mlp
 from rl_training.rng import Rng
 
 Activation = Callable[[Tensor], Tensor]
+ActivationName: TypeAlias = Literal["relu", "tanh", "elu", "gelu", "silu", "leaky_relu", "mish"]
+"""Activations that a user may choose."""
 Init = Callable[[Rng, tuple[int, ...], int, int], Tensor]
 """Draws weights `[S, *members, I, O]` from (rng, members, outputs, inputs)."""
 RMS_EPS = 1e-4
@@ -73,6 +75,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": functional.silu,
     "elu": functional.elu,
     "gelu": functional.gelu,
+    "leaky_relu": functional.leaky_relu,
+    "mish": functional.mish,
 }
 
 

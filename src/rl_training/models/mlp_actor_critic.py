@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from rl_training.models.layers import StackedMLP
+from rl_training.models.layers import ActivationName, StackedMLP
 from rl_training.models.mlp_policy import MLPPolicyModel
 from rl_training.models.mlp_q_network import Encoder
 from rl_training.rng import Rng
@@ -25,18 +25,20 @@ class ActorCriticModel(MLPPolicyModel):
         action_dim: int,
         hidden_sizes: Sequence[int],
         *,
+        critic_hidden_sizes: Sequence[int] | None = None,
         discrete: bool,
-        activation: str = "tanh",
+        activation: ActivationName = "tanh",
         initial_log_std: float = 0.0,
         rng: Rng,
     ) -> None:
-        """Build the networks; hidden layers of policy and value have the same widths.
+        """Build the networks.
 
         Args:
             encoder: What policy and value share; None lets both read the observation.
             obs_dim: Entries of an observation.
             action_dim: Number of discrete actions, or length of a continuous one.
-            hidden_sizes: Widths of the hidden layers, the same for policy and value.
+            hidden_sizes: Widths of the policy's hidden layers.
+            critic_hidden_sizes: Widths of the value's; None is `hidden_sizes`.
             discrete: Categorical policy when true, diagonal Gaussian otherwise.
             activation: Name of the activation.
             initial_log_std: Start of the Gaussian's log standard deviation (a free parameter).
@@ -52,8 +54,9 @@ class ActorCriticModel(MLPPolicyModel):
             initial_log_std=initial_log_std,
             rng=rng,
         )
+        sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         self.critic = StackedMLP(
-            (self.embedding_dim, *hidden_sizes, 1), rng, activation=activation, orthogonal=1.0
+            (self.embedding_dim, *sizes, 1), rng, activation=activation, orthogonal=1.0
         )
 
     def value(self, obs: Tensor) -> Tensor:
@@ -70,8 +73,9 @@ class MLPActorCriticModel(ActorCriticModel):
         action_dim: int,
         hidden_sizes: Sequence[int] = (64, 64),
         *,
+        critic_hidden_sizes: Sequence[int] | None = None,
         discrete: bool,
-        activation: str = "tanh",
+        activation: ActivationName = "tanh",
         initial_log_std: float = 0.0,
         rng: Rng | None = None,
     ) -> None:
@@ -81,6 +85,7 @@ class MLPActorCriticModel(ActorCriticModel):
             obs_dim,
             action_dim,
             hidden_sizes,
+            critic_hidden_sizes=critic_hidden_sizes,
             discrete=discrete,
             activation=activation,
             initial_log_std=initial_log_std,

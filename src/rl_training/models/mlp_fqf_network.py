@@ -41,7 +41,6 @@ class MLPFQFNetwork(FQFNetwork):
             rng=rng,
         )
         super().__init__(network, num_quantiles, uniform_share=uniform_share, rng=rng)
-        self.obs_dim = obs_dim
 
     def forward(self, obs: Tensor) -> FQFOutput:
         """Return quantiles and fractions, with a seed axis where `obs` has one."""

@@ -35,4 +35,3 @@ class MLPIQNNetwork(ImplicitQuantileNetwork):
             noisy=noisy,
             rng=rng,
         )
-        self.obs_dim = obs_dim

@@ -16,7 +16,7 @@ from rl_training.models.heads import (
     gaussian_log_prob,
     gumbel_sample,
 )
-from rl_training.models.layers import StackedMLP
+from rl_training.models.layers import ActivationName, StackedMLP
 from rl_training.models.mlp_q_network import Encoder
 from rl_training.rng import Rng
 
@@ -35,7 +35,7 @@ class MLPPolicyModel(nn.Module):
         *,
         discrete: bool,
         encoder: Encoder | None = None,
-        activation: str = "tanh",
+        activation: ActivationName = "tanh",
         initial_log_std: float = 0.0,
         rng: Rng | None = None,
     ) -> None:

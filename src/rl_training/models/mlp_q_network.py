@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rl_training.models.layers import StackedMLP, linear_layer
+from rl_training.models.layers import ActivationName, StackedMLP, linear_layer
 from rl_training.rng import Rng
 
-Encoder = Any  # a module `[S, B, ...] -> [S, B, E]` with `embedding_dim`
+Encoder = Any  # a module `[S, B, ...] -> [S, B, E]` with `obs_dim` and `embedding_dim`
 
 
 class MLPQNetwork(nn.Module):
@@ -22,6 +22,7 @@ class MLPQNetwork(nn.Module):
         action_dim: int,
         hidden_sizes: Sequence[int] = (64, 64),
         *,
+        activation: ActivationName = "relu",
         dueling: bool = False,
         noisy: bool = False,
         rng: Rng | None = None,
@@ -32,6 +33,7 @@ class MLPQNetwork(nn.Module):
             obs_dim: Length of an observation.
             action_dim: Number of actions.
             hidden_sizes: Widths of the shared hidden layers.
+            activation: What follows each of them.
             dueling: Split the head into a value and an advantage stream.
             noisy: Let every layer carry learned noise, to explore by.
             rng: Source of the initial weights; its number of seeds is S.
@@ -40,7 +42,7 @@ class MLPQNetwork(nn.Module):
         rng = rng or Rng((0,), "model")
         self.obs_dim, self.action_dim, self.dueling = obs_dim, action_dim, dueling
         sizes = (obs_dim, *hidden_sizes, action_dim + int(dueling))
-        self.layers = StackedMLP(sizes, rng, noisy=noisy)
+        self.layers = StackedMLP(sizes, rng, activation=activation, noisy=noisy)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return Q of every action, `[S, B, A]`."""
@@ -64,7 +66,7 @@ class QNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.action_dim, self.dueling = action_dim, dueling
+        self.obs_dim, self.action_dim, self.dueling = encoder.obs_dim, action_dim, dueling
         self.head = linear_layer(encoder.embedding_dim, action_dim + int(dueling), rng, noisy)
 
     def forward(self, obs: Tensor) -> Tensor:

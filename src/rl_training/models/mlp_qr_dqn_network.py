@@ -27,4 +27,3 @@ class MLPQRDQNNetwork(QuantileNetwork):
         rng = rng or Rng((0,), "model")
         encoder = MLPEncoder(obs_dim, hidden_sizes, rng, noisy=noisy)
         super().__init__(encoder, action_dim, num_quantiles, dueling=dueling, noisy=noisy, rng=rng)
-        self.obs_dim = obs_dim

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.layers import StackedLinear, StackedMLP, linear_layer
+from rl_training.models.layers import ActivationName, StackedLinear, StackedMLP, linear_layer
 from rl_training.models.mlp_q_network import Encoder, dueling_streams
 from rl_training.rng import Rng
 
@@ -41,7 +41,7 @@ class QuantileNetwork(nn.Module):
         rng: Rng,
     ) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.obs_dim = encoder, encoder.obs_dim
         self.action_dim, self.num_quantiles, self.dueling = action_dim, num_quantiles, dueling
         outputs = (action_dim + int(dueling)) * num_quantiles
         self.head = linear_layer(encoder.embedding_dim, outputs, rng, noisy)
@@ -63,6 +63,7 @@ class ImplicitQuantileNetwork(nn.Module):
         embedding_dim: int = 64,
         head_hidden_sizes: Sequence[int] = (),
         *,
+        activation: ActivationName = "relu",
         dueling: bool = False,
         noisy: bool = False,
         rng: Rng,
@@ -74,17 +75,18 @@ class ImplicitQuantileNetwork(nn.Module):
             action_dim: Number of actions.
             embedding_dim: Number of cosines that fractions are embedded by.
             head_hidden_sizes: Hidden layers between the product of embeddings and the quantiles.
+            activation: What follows each of those.
             dueling: Split the head into a value and an advantage stream.
             noisy: Let the layers here carry learned noise; the encoder has its own say.
             rng: Source of the initial weights; its number of seeds is S.
         """
         super().__init__()
         width = encoder.embedding_dim
-        self.encoder = encoder
+        self.encoder, self.obs_dim = encoder, encoder.obs_dim
         self.action_dim, self.embedding_dim, self.dueling = action_dim, embedding_dim, dueling
         self.cosine_layer = linear_layer(embedding_dim, width, rng, noisy)
         sizes = (width, *head_hidden_sizes, action_dim + int(dueling))
-        self.head = StackedMLP(sizes, rng, noisy=noisy)
+        self.head = StackedMLP(sizes, rng, activation=activation, noisy=noisy)
 
     def embed(self, obs: Tensor) -> Tensor:
         """Embed observations, `[S, B, E]`; once per state, however many fractions are asked for."""
@@ -179,7 +181,7 @@ class FQFNetwork(nn.Module):
             rng: Source of the initial weights.
         """
         super().__init__()
-        self.quantile_network = quantile_network
+        self.quantile_network, self.obs_dim = quantile_network, quantile_network.obs_dim
         self.action_dim, self.num_quantiles = quantile_network.action_dim, num_quantiles
         self.uniform_share = uniform_share
         width = quantile_network.encoder.embedding_dim

@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
-from rl_training.algorithms.sources import ReplaySettings, replay_settings
+from rl_training.algorithms.sources import Pacing, replay_settings
 from rl_training.algorithms.spec import Loop, Phase
 from rl_training.data.batch import RolloutBatch
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.step import Step
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.checkpoints.saver import Part
 from rl_training.runtime.collector import ActionAhead, CollectedStep, Collector
 from rl_training.runtime.compile.runner import ReplayRunner, RolloutRunner
 from rl_training.runtime.demonstrations import Demonstrations
@@ -33,6 +32,7 @@ from rl_training.runtime.phases import LoopPhase, Phases
 from rl_training.runtime.prior import BLOCK, PriorData, pretrain_updates
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.results import TrainResult
+from rl_training.runtime.running_statistics import RunningStatistics
 from rl_training.runtime.session import Session
 from rl_training.transfer import HostCopy
 
@@ -41,19 +41,27 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     """Step the environments, keep what happened, and learn from draws of it."""
     config = replay_settings(learner.config)
     assert config is not None
+    # Numbers of the settings that every pass needs, read once.
+    pacing, learning_starts, random_steps = (
+        config.pacing,
+        config.learning_starts,
+        config.random_steps,
+    )
     replay = make_replay(config, envs.spec, envs.num_envs, learner)
     collector = Collector(envs, learner.device)
     phases = phases_of(session, learner, replay)
     batches = phases.batches(replay)
     acting = learner.initial_acting_state(envs.num_envs)
     ahead = ActionAhead(envs.num_seeds, envs.num_envs, envs.spec.action_shape)
-    own: dict[str, Part] = {} if acting is None else {"acting": acting}
+    statistics = RunningStatistics(learner, envs.num_envs)
+    own = statistics.parts() | ({} if acting is None else {"acting": acting})
     if session.config.overlap:
         own["ahead"] = ahead
     session.register(learner, collector=collector, replay=replay, **phases.parts(), **own)
     session.counts = phases.counts
     session.begin(collector.start, phases.first, [*replay.notes, *phases.notes()])
-    planned = pretrain_updates(learner) + updates_due(config, 0, session.clock.planned.value)
+    due = updates_due(pacing, learning_starts, 0, session.clock.planned.value)
+    planned = pretrain_updates(learner) + due
     runner = ReplayRunner(session.accelerator, learner, batches, session.recorder, planned, acting)
     phases.before_loop(runner)
 
@@ -61,15 +69,17 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
         with torch.inference_mode():
             if acting is not None:
                 acting.begin_episodes(collector.starts())
-            if session.step < config.random_steps and not session.has_origin:
+            if session.step < random_steps and not session.has_origin:
                 return HostCopy.of(learner.random_action(envs.num_envs))
             return runner.act(collector.obs)
 
     while session.running():
         phases.before_pass(runner)
-        learner.set_progress(session.progress)
-        replay.set_progress(session.progress)
+        progress = session.progress
+        learner.set_progress(progress)
+        replay.set_progress(progress)
         seen = collector.step((ahead.take() or choose()).array())
+        statistics.see(seen)
         step = seen.step
         replay.add(
             seen.obs, seen.action, step.reward, step.final_obs, step.terminated, step.truncated
@@ -78,7 +88,7 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
         if session.config.overlap:
             # Before the updates: they run on the device while the environments take this step.
             ahead.put(choose())
-        due = updates_due(config, session.step - envs.num_envs, session.step)
+        due = updates_due(pacing, learning_starts, session.step - envs.num_envs, session.step)
         if due:
             learner.begin_round(replay)
             runner.update(due)
@@ -87,15 +97,17 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     return session.finish()
 
 
-def updates_due(config: ReplaySettings, before: int, now: int) -> int:
+def updates_due(pacing: Pacing, learning_starts: int, before: int, now: int) -> int:
     """Return how many updates belong to the steps from `before` (exclusive) to `now`.
 
     A round falls on every multiple of `train_frequency`, so nothing is owed from before
     `learning_starts` and nothing depends on how many environments share the steps.
     """
-    if now <= config.learning_starts:
+    if now <= learning_starts:
         return 0
-    return config.updates_by(now) - config.updates_by(max(before, config.learning_starts))
+    every, times, shared_by = pacing
+    done = max(before, learning_starts) // every * times // shared_by
+    return now // every * times // shared_by - done
 
 
 def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -> TrainResult:
@@ -104,7 +116,8 @@ def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) ->
     num_steps = learner.rollout_steps
     collector = Collector(envs, learner.device)
     phases = phases_of(session, learner, None)
-    session.register(learner, collector=collector, **phases.parts())
+    statistics = RunningStatistics(learner, envs.num_envs)
+    session.register(learner, collector=collector, **phases.parts(), **statistics.parts())
     session.begin(collector.start, phases.first, phases.notes())
     rows = num_steps * envs.num_envs
     planned = session.clock.planned.value // rows
@@ -112,14 +125,16 @@ def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) ->
     while session.running():
         runner.before_rollout()
         learner.set_progress(session.progress)
-        rollout = gather_rollout(collector, runner, num_steps)
+        rollout = gather_rollout(collector, runner, num_steps, statistics)
         session.advance(rows)
         session.record(learner.update(rollout, global_step=session.step))
         session.tick()
     return session.finish()
 
 
-def gather_rollout(collector: Collector, runner: RolloutRunner, num_steps: int) -> RolloutBatch:
+def gather_rollout(
+    collector: Collector, runner: RolloutRunner, num_steps: int, statistics: RunningStatistics
+) -> RolloutBatch:
     """Take `num_steps` steps in every environment; tensors are `[S, T, n, ...]`."""
     learner = runner.learner
     shares_memory = learner.device.type == "cpu"
@@ -132,6 +147,7 @@ def gather_rollout(collector: Collector, runner: RolloutRunner, num_steps: int) 
             if not shares_memory:
                 shown.append(on_device.clone())  # the next call may write over it
             steps.append(collector.step(action.array()))
+            statistics.see(steps[-1])
 
     def stack(arrays: list[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.stack(arrays, 1)).to(learner.device)

@@ -112,7 +112,7 @@ class Session:
             self.seeds,
             deterministic=config.eval_deterministic,
             mode=config.vector_mode,
-            threads=config.threads,
+            threads=config.env_threads,
         )
         self._loggers: list[MetricLogger] = []
         self._started = self._last_save = time.monotonic()

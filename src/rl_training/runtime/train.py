@@ -138,7 +138,7 @@ def _run(
         stack.enter_context(thread_count(1))
         # The task is tried before a folder is made, so that a mistake leaves nothing behind.
         task = probe_env(config.env_id, config.env_kwargs)
-        spec.check_env(task)
+        spec.check_env(task, config.algo_config)
         states = {str(member.path): member.states.get("learner") for member in loaded}
         outline = require_same_shapes(spec, task, config.algo_config, states)
         _require_fits(spec, outline, len(config.members), device)
@@ -168,7 +168,7 @@ def _run(
                     config.all_seeds,
                     config.vector_mode,
                     spec=task,
-                    threads=config.threads,
+                    threads=config.env_threads,
                 )
             stack.callback(envs.close)
         # The caller, or a task's module that acts with a network, may have switched it off.

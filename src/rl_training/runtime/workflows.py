@@ -231,7 +231,7 @@ def evaluate_agent(
         (base,),
         deterministic=agent.config.eval_deterministic if deterministic is None else deterministic,
         mode=agent.config.vector_mode,
-        threads=agent.config.threads,
+        threads=agent.config.env_threads,
     )
     try:
         returns = evaluator.evaluate(agent.learner, count, agent.step)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -35,17 +36,23 @@ class DreamerConfig(AlgoConfig):
     )
 
     compiles_on_cpu: ClassVar[bool] = False  # loops over time are unrolled
+    why_not: ClassVar[Mapping[str, str]] = {
+        "encoder": "its world model learns its own by predicting what it encodes",
+        "normalize_observations": "its world model takes symlogs of vectors, which have no scale",
+        "normalize_rewards": "it learns symlogs of rewards and divides returns by their range",
+        "activation": "its networks have SiLU and normalised layers as one recipe",
+    }
 
     gamma: Discount = 0.997
     """Discount per environment step."""
     buffer_capacity: Annotated[int, Field(ge=2, le=LARGEST_INT), Whole] = 200_000
     """Steps kept; the oldest are overwritten."""
     world_model_learning_rate: PositiveFloat = 1e-4
-    """Adam step size of the world model."""
+    """Step size of the world model."""
     actor_learning_rate: PositiveFloat = 4e-5
-    """Adam step size of the policy."""
+    """Step size of the policy."""
     critic_learning_rate: PositiveFloat = 4e-5
-    """Adam step size of the value."""
+    """Step size of the value."""
     adam_epsilon: PositiveFloat = 1e-8
     """What Adam adds to the root of the mean squared gradient of the world model."""
     behaviour_adam_epsilon: PositiveFloat = 1e-5

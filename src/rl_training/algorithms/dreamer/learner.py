@@ -38,7 +38,12 @@ from rl_training.algorithms.dreamer.losses import (
     lambda_return,
     path_weights,
 )
-from rl_training.algorithms.optim import Adam, learning_rate_factor, minimize_together, seed_view
+from rl_training.algorithms.optim import (
+    Optimizer,
+    learning_rate_factor,
+    minimize_together,
+    seed_view,
+)
 from rl_training.algorithms.sources import SequenceReplay
 from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import SequenceBatch
@@ -155,21 +160,21 @@ class Dreamer(Learner[SequenceBatch]):
         """Create optimizers, the averaged critic and the range of returns."""
         config = self.config
 
-        def adam(network: nn.Module, rate: str, eps: float) -> Adam:
-            return Adam(
+        def optimizer(network: nn.Module, rate: str, eps: str) -> Optimizer:
+            return self.network_optimizer(
                 network.parameters(),
-                self.rate(rate),
+                rate,
                 eps=eps,
                 adaptive_clip=config.adaptive_clip,
                 warmup=config.warmup_updates,
             )
 
-        behaviour = config.behaviour_adam_epsilon
-        self.world_model_optimizer = adam(
-            self.world_model, "world_model_learning_rate", config.adam_epsilon
+        behaviour = "behaviour_adam_epsilon"
+        self.world_model_optimizer = optimizer(
+            self.world_model, "world_model_learning_rate", "adam_epsilon"
         )
-        self.actor_optimizer = adam(self.actor, "actor_learning_rate", behaviour)
-        self.critic_optimizer = adam(self.critic, "critic_learning_rate", behaviour)
+        self.actor_optimizer = optimizer(self.actor, "actor_learning_rate", behaviour)
+        self.critic_optimizer = optimizer(self.critic, "critic_learning_rate", behaviour)
         self.target_critic = frozen_copy(self.critic)
         self.return_range = PercentileRange(
             self.num_seeds, self.device, rate=config.return_range_rate

@@ -31,7 +31,7 @@ class EnsembleConfig(Settings):
     num_ensembles: PositiveInt = 7
     """Members of the ensemble."""
     model_learning_rate: PositiveFloat = 1e-3
-    """Adam step size of the ensemble."""
+    """Step size of the ensemble."""
     model_weight_decay: Decays = WEIGHT_DECAY
     """L2 penalty of each layer's weights; stretched to the number of layers where that differs."""
     model_learn_logvar_bounds: bool = True

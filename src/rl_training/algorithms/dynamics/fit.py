@@ -6,7 +6,7 @@ arXiv:2005.13239); the loss stands in `dynamics.py`.
 Shapes: S seeds, M members, B batch, W columns, N rows, n rows to fit on, H rows held out.
 
 Deviations: the last batch of an epoch is filled up from the epoch's beginning, so that all batches
-have one shape; Adam's moments live on from one fit to the next.
+have one shape; the optimizer's moments live on from one fit to the next.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import Metrics, UpdateResult
+from rl_training.algorithms.config import OptimizerSettings
 from rl_training.algorithms.dynamics.config import DynamicsConfig
 from rl_training.algorithms.dynamics.loss import batch_rows, fit_statistics, mopo_model_loss
-from rl_training.algorithms.optim import Adam, TensorList
+from rl_training.algorithms.optim import TensorList, make_optimizer
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError, DataError
 from rl_training.models.dynamics import take_rows
@@ -48,6 +49,7 @@ class DynamicsTrainer(Stateful):
         seeds: Sequence[int] = (0,),
         *,
         adam_epsilon: float = 1e-8,
+        optimizer: OptimizerSettings | None = None,
     ) -> None:
         """Create the optimizer and an empty record.
 
@@ -56,6 +58,7 @@ class DynamicsTrainer(Stateful):
             config: How it is fitted.
             seeds: One per seed of the model.
             adam_epsilon: See `AlgoConfig`.
+            optimizer: Which optimizer it has; None is Adam.
 
         Raises:
             ConfigError: When the number of seeds is not the model's.
@@ -69,7 +72,8 @@ class DynamicsTrainer(Stateful):
         self._models = (model,)
         self.config = config
         parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = Adam(
+        self.optimizer = make_optimizer(
+            optimizer or OptimizerSettings(),
             parameters,
             config.model_learning_rate,
             eps=adam_epsilon,

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import AnyLearner, Metrics, UpdateResult
-from rl_training.algorithms.config import part_of
+from rl_training.algorithms.config import OptimizerSettings, part_of
 from rl_training.algorithms.dynamics.config import DynamicsConfig, dynamics_network
 from rl_training.algorithms.dynamics.fit import DynamicsTrainer
 from rl_training.algorithms.dynamics.rollout import (
@@ -71,7 +71,7 @@ class ImaginationConfig(DynamicsConfig):
     varying: ClassVar[frozenset[str]] = frozenset({"policy_learning_rate"})
 
     policy_learning_rate: PositiveFloat = 3e-4
-    """Adam step size of the critics, and of the actor unless it has its own."""
+    """Step size of the critics, and of the actor unless it has its own."""
     model_updates: PositiveInt | None = None
     """Gradient steps of each fit of the model; null goes on until its hold-out error stays."""
     rollout_batch_size: PositiveInt = 50_000
@@ -154,6 +154,7 @@ class Imagination(Stateful):
         *,
         loss_name: str,
         adam_epsilon: float,
+        optimizer: OptimizerSettings | None = None,
     ) -> None:
         """Create the trainer of the model, which has an optimizer and randomness of its own.
 
@@ -163,9 +164,12 @@ class Imagination(Stateful):
             seeds: One per seed of the model.
             loss_name: The method's name for the loss of the model.
             adam_epsilon: See `AlgoConfig`.
+            optimizer: Which optimizer the model has; None is Adam.
         """
         self.config, self.loss_name, self.seeds = config, loss_name, tuple(seeds)
-        self.trainer = DynamicsTrainer(model, config, seeds, adam_epsilon=adam_epsilon)
+        self.trainer = DynamicsTrainer(
+            model, config, seeds, adam_epsilon=adam_epsilon, optimizer=optimizer
+        )
         self.latest_loss = torch.zeros_like(self.trainer.best_error[:, 0])
         """Of the latest gradient step of the model, `[S]`."""
 

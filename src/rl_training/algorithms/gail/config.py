@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rl_training.algorithms.gail.losses import RewardForm
 from rl_training.algorithms.ppo import PPOConfig
@@ -18,6 +18,15 @@ from rl_training.validation import (
 )
 
 
+def _never_the_tasks(asked: bool) -> bool:
+    if asked:
+        raise ValueError(
+            "must be false: GAIL does not learn from the task's rewards; set normalize_reward, "
+            "which scales the discriminator's"
+        )
+    return asked
+
+
 class GAILConfig(PPOConfig):
     """Settings of GAIL: PPO's, and those of the discriminator."""
 
@@ -29,7 +38,7 @@ class GAILConfig(PPOConfig):
     """`softplus` is -log(1 - D) >= 0, `log_d` is log D <= 0, `airl` is log D - log(1 - D),
     `conditional` is `airl` minus its mean over the policy's actions in the same state."""
     discriminator_learning_rate: PositiveFloat = 3e-4
-    """Adam step size of the discriminator."""
+    """Step size of the discriminator."""
     discriminator_adam_epsilon: PositiveFloat = 1e-8
     """`adam_epsilon` of the discriminator."""
     discriminator_updates: PositiveInt = 8
@@ -56,6 +65,10 @@ class GAILConfig(PPOConfig):
     """Divide each weight of the discriminator's MLP by its largest singular value."""
     label_smoothing: Fraction = 0.0
     """Expert pairs are labelled 1 minus this; 0 is without."""
+    normalize_rewards: Annotated[
+        bool, Field(json_schema_extra={"const": False}), AfterValidator(_never_the_tasks)
+    ] = False
+    """Of the task, which GAIL does not learn from; the discriminator's are `normalize_reward`."""
     normalize_reward: bool = False
     """Divide rewards by their running standard deviation; their sign stays."""
     absorbing_states: bool = False

@@ -67,7 +67,7 @@ class GAIL(PPO):
     def setup(self) -> None:
         """Add the discriminator's optimizer and statistics, and a replay of what the policy did."""
         super().setup()
-        self.discriminator_optimizer = self.adam(
+        self.discriminator_optimizer = self.network_optimizer(
             self.discriminator.parameters(),
             "discriminator_learning_rate",
             eps="discriminator_adam_epsilon",
@@ -87,7 +87,7 @@ class GAIL(PPO):
     def clone_expert(self) -> None:
         """Fit the policy's mode to the expert; a Gaussian keeps its deviation, to explore with."""
         expert, config = self.expert, self.config
-        if config.normalize_obs:
+        if self.normalizes:
             self.obs_norm.update(expert.obs.expand(self.num_seeds, -1, -1).float())
         optimizer = Adam(self.model.mode_parameters(), config.bc_warmup_learning_rate)
         for _ in range(config.bc_warmup_updates):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -28,6 +29,11 @@ class PETSConfig(AlgoConfig):
     """Settings of PETS."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"model_learning_rate"})
+    why_not: ClassVar[Mapping[str, str]] = {
+        "encoder": "its model predicts the observation itself, not features of it",
+        "normalize_observations": "its model standardises what it is given by the whole replay",
+        "normalize_rewards": "its model predicts the task's own rewards",
+    }
 
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Discount of imagined rewards; 1 adds them up, as the paper does."""

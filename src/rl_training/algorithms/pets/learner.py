@@ -83,7 +83,9 @@ class PETS(Planned):
         parameters = [p for p in model.parameters() if p.requires_grad]
         decays = model.decays() if isinstance(model, MLPMOPOEnsembleModel) else None
         if parameters:
-            self.optimizer = self.adam(parameters, "model_learning_rate", weight_decay=decays)
+            self.optimizer = self.network_optimizer(
+                parameters, "model_learning_rate", weight_decay=decays
+            )
 
     def begin_round(self, buffer: ReplayBuffer) -> None:
         """Standardise the model's inputs by all that was seen."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_training.envs.options import wrapper_options
 from rl_training.envs.spec import EnvSpec
 from rl_training.envs.tasks.functions import (
     REWARD,
@@ -64,7 +65,9 @@ def reward_for(
     make = _FAMILIES.get(family_of(env.env_id))
     if make is None:
         return None
-    changed = sorted({"reward_scale", "clip_reward"} & set(keywords.get("wrappers") or ()))
+    changing = {"chain", "reward_scale", "clip_reward"}
+    wrappers = wrapper_options(env.env_id, keywords.get("wrappers")).model_fields_set
+    changed = sorted(changing & wrappers)
     if changed:
         raise EnvError(
             f"the known reward of {env.env_id} is not the one learned from: "

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_training.envs.options import wrapper_options
 from rl_training.envs.spec import EnvSpec
 from rl_training.envs.tasks.functions import (
     TERMINATION,
@@ -61,7 +62,9 @@ def termination_for(
     if name == "never":
         function = never
     elif name == "auto":
-        function = built_in_termination(env.env_id, env_kwargs or {})
+        wrappers = wrapper_options(env.env_id, (env_kwargs or {}).get("wrappers"))
+        # Around the task, a wrapper may show other observations than the rule is written for.
+        function = None if wrappers.chain else built_in_termination(env.env_id, env_kwargs or {})
     else:
         function = own_function(name, TERMINATION, may_import=may_import)
     if function is None:

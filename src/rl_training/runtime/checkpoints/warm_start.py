@@ -35,7 +35,8 @@ from rl_training.validation import parse
 
 LEARNER = {"learner"}
 STRUCTURE = (
-    *("hidden_sizes", "num_critics", "use_layer_norm", "dueling", "noisy"),
+    *("hidden_sizes", "actor_hidden_sizes", "critic_hidden_sizes", "encoder", "num_critics"),
+    *("use_layer_norm", "dueling", "noisy"),
     *("num_quantiles", "embedding_dim", "head_hidden_sizes"),
     *("model_hidden_sizes", "num_ensembles", "model_learn_terminations"),
 )
@@ -112,6 +113,7 @@ class Origin:
         first, rewards = self.loaded[0], rewards_of(parts)
         for checkpoint in self.loaded:
             self._check_observations(checkpoint, learner)
+            self._check_scale(checkpoint, learner)
             self._check_rewards(checkpoint, rewards)
         try:
             states = [checkpoint.states["learner"] for checkpoint in self.loaded]
@@ -145,6 +147,16 @@ class Origin:
                 f"from_checkpoint {checkpoint.path}: its networks saw {words[there]}, but those of "
                 f"this run ({self.config.algo}) would see {words[learner.normalizes]}; set "
                 f"normalize_observations alike, or go on with {checkpoint.header['config']['algo']}"
+            )
+
+    def _check_scale(self, checkpoint: Trained, learner: AnyLearner) -> None:
+        there = "return_norm" in checkpoint.states["learner"]
+        if there != learner.scales_rewards:
+            words = {True: "by the running return", False: "not at all"}
+            raise SpecMismatch(
+                f"from_checkpoint {checkpoint.path}: its rewards were scaled {words[there]}, those "
+                f"of this run would be scaled {words[learner.scales_rewards]}; set "
+                "algo_kwargs.normalize_rewards alike"
             )
 
     def _check_rewards(self, checkpoint: Trained, rewards: tuple[float, float]) -> None:
@@ -269,7 +281,7 @@ def _parts(learner: AnyLearner) -> dict[str, dict[Keys, Tensor]]:
                 found.setdefault(_part_of((name, key)), {})[name, key] = tensor
         elif isinstance(value, nn.Parameter):
             found[name] = {(name,): value}
-        elif isinstance(value, RunningNorm) and learner.normalizes:
+        elif isinstance(value, RunningNorm) and (learner.normalizes or name == "return_norm"):
             found[name] = tensors_in({name: value.state_dict()})
     return found
 

@@ -32,6 +32,7 @@ from rl_training.runtime.compile.trace import Source, Trace, flatten, owned_tens
 
 PACKAGE = Path(__file__).resolve().parents[2]
 LIBRARY, DESCRIPTION = "program.so", "program.json"
+CODE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,9 @@ class Request:
         config["members"] = math.prod([len(self.config["seeds"] or [0]), *map(len, grid.values())])
         config["varied"] = sorted(grid)
         own = hashlib.sha256()
-        for file in plugin_sources(self.config["algo"]):
-            own.update(file.read_bytes())
+        for name in (self.config["algo"], str(self.config["algo_kwargs"].get("encoder"))):
+            for file in plugin_sources(name):
+                own.update(file.read_bytes())
         parts = [asdict(self) | {"config": config}, _fingerprint(), own.hexdigest()]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -136,6 +138,15 @@ def cache_folder() -> Path:
     if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
         raise CompileError(f"the cache {folder} belongs to another user; set RL_TRAINING_CACHE")
     return folder
+
+
+def keep_generated_code() -> None:
+    """Let PyTorch keep what it generates beside our programs, unless the user says where.
+
+    Its own choice is a folder for temporary files, which does not outlive the machine's next start.
+    """
+    if CODE_FOLDER not in os.environ:
+        os.environ[CODE_FOLDER] = str(cache_folder().parent / "generated")
 
 
 class CompileJob:
@@ -270,6 +281,7 @@ def compile_here(made: Trace, source: Source) -> Program:
 
     examples = [node.meta["val"] for node in made.graph.graph.nodes if node.op == "placeholder"]
     on_cuda = any(example.is_cuda for example in examples)
+    keep_generated_code()
     try:
         with torch.no_grad():
             compiled = inductor.compile(

@@ -87,8 +87,8 @@ class CapturedPolicy:
         for static, tensor in zip(self._more, more, strict=True):
             static.copy_(tensor)
         self._graph.replay()
-        self._staging.mark_sent()
-        return HostCopy.arriving(self._action)
+        # The actions arrive after the observations were read: one event tells of both.
+        return HostCopy(self._action, self._staging.mark_sent())
 
     def _capture(self, obs: NDArray[Any], more: tuple[Tensor, ...]) -> None:
         example = torch.from_numpy(obs)

@@ -15,6 +15,7 @@ import torch
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
 from rl_training.algorithms.dynamics.imagination import imagination_of
 from rl_training.algorithms.gail import GAIL
+from rl_training.algorithms.own_encoders import import_encoder_of
 from rl_training.algorithms.sources import OfflineSettings, replay_settings
 from rl_training.algorithms.spec import Loop
 from rl_training.data.datasets.blank import BlankRows, DatasetShape
@@ -40,6 +41,7 @@ def build(request: Request) -> tuple[AnyLearner, EnvSpec, TrainConfig, dict[str,
     """Build the learner of a request and what is to be compiled of it."""
     import_plugin(request.config["algo"])
     config = TrainConfig(**request.config)
+    import_encoder_of(config.algo_config)
     env = EnvSpec.model_validate(request.env_spec)
     spec = get_algorithm_spec(config.algo)
     learner = spec.build(

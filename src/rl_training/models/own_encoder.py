@@ -1,0 +1,206 @@
+"""An encoder that the user wrote for one network, with the seed axis added around it.
+
+The user's function makes a plain module `[B, ...] -> [B, E]`.  It is called once per seed, with
+PyTorch's generator seeded by ours; parameters are stacked to `[S, ...]`, so that optimizers,
+targets and checkpoints see what they see of any network, and a forward pass goes through the seeds
+one after the other.  Shapes: S seeds, B batch, E embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from rl_training.errors import SpecMismatch, described
+from rl_training.models.layers import StackedMLP
+from rl_training.rng import Rng
+
+EncoderFunction = Callable[[tuple[int, ...]], nn.Module]
+"""Makes the encoder of one network from the shape of an observation."""
+_TRIED = 3
+"""Observations of a trial; no other size that occurs, so that a wrong axis shows."""
+
+
+class StackedEncoder(nn.Module):
+    """S modules of one kind: parameters `[S, ...]` under the names that the user's module has."""
+
+    def __init__(
+        self,
+        make: EncoderFunction,
+        obs_shape: Sequence[int],
+        obs_dtype: str,
+        rng: Rng,
+        name: str,
+    ) -> None:
+        """Make one module per seed and stack them.
+
+        Args:
+            make: The user's function.
+            obs_shape: Shape of an observation.
+            obs_dtype: Its type; uint8 images are shown as numbers in [0, 1].
+            rng: Source of the initial weights; its number of seeds is S.
+            name: How a message calls the function.
+
+        Raises:
+            SpecMismatch: When the function fails, or its module is none that can be trained here.
+        """
+        super().__init__()
+        self.scale = 1 / 255 if obs_dtype == "uint8" else None
+        shape, on_meta = tuple(obs_shape), rng.device.type == "meta"
+        modules = []
+        for seed in rng.foreign_seeds():
+            with _own_generator(seed), torch.device("meta" if on_meta else "cpu"):
+                module, width = _tried(make, shape, name)
+                if not on_meta:
+                    _require_function(module, shape, name)
+            modules.append(module.to(rng.device))
+        self.obs_dim, self.embedding_dim = math.prod(shape), width
+        self.network = modules[0]
+        for kind in ("_parameters", "_buffers"):
+            _stack_into(modules, kind)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Embed observations `[S, B, ...]`, giving `[S, B, E]`."""
+        x = obs.to(torch.float32)
+        x = x if self.scale is None else x * self.scale
+        held = _places(self.network)
+        rows = x.unbind(0)
+        embedded = []
+        for seed, row in enumerate(rows):
+            own = {name: tensor[seed] for name, tensor in held.items()}
+            # Ties are among the places; tied once more, PyTorch would not put them back.
+            embedded.append(functional_call(self.network, own, (row,), tie_weights=False))
+        return torch.stack(embedded).float()
+
+
+class EncodedMLP(nn.Module):
+    """An encoder, and layers that read its features with whatever stands beside them."""
+
+    def __init__(self, encoder: StackedEncoder, layers: StackedMLP) -> None:
+        super().__init__()
+        self.encoder, self.layers = encoder, layers
+
+    def forward(
+        self, obs: Tensor, *beside: Tensor, members: Tensor | slice | None = None
+    ) -> Tensor:
+        """Map observations `[S, B, ...]` and vectors `[S, B, I]` to `[S, *members, B, O]`."""
+        features: Tensor = self.encoder(obs)
+        return self.layers.forward(torch.cat((features, *beside), -1), members)
+
+
+class EncodedFeatures(nn.Module):
+    """An encoder and the hidden layers after it, as one encoder."""
+
+    def __init__(self, encoder: StackedEncoder, layers: nn.Module, embedding_dim: int) -> None:
+        super().__init__()
+        self.encoder, self.layers = encoder, layers
+        self.obs_dim, self.embedding_dim = encoder.obs_dim, embedding_dim
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Embed observations `[S, B, ...]`, giving `[S, B, E]`."""
+        embedding: Tensor = self.layers(self.encoder(obs))
+        return embedding
+
+
+@contextmanager
+def _own_generator(seed: int) -> Iterator[None]:
+    """Let the initial weights of PyTorch's layers depend on the seed, and nothing on their draw."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _tried(make: EncoderFunction, shape: tuple[int, ...], name: str) -> tuple[nn.Module, int]:
+    """Make a module and show it a few observations; returns the width of its features too."""
+    try:
+        module: object = make(shape)
+    except (Exception, SystemExit) as error:
+        raise SpecMismatch(
+            f"encoder {name} failed for observations of shape {shape} ({described(error)}); it "
+            "takes that shape and returns a torch.nn.Module"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise SpecMismatch(
+            f"encoder {name} must return a torch.nn.Module, got {type(module).__name__}"
+        )
+    try:
+        with torch.no_grad():
+            features: object = module(torch.zeros(_TRIED, *shape))
+    except (Exception, SystemExit) as error:
+        raise SpecMismatch(
+            f"encoder {name} failed on {_TRIED} observations of shape {shape} "
+            f"({described(error)}); its module takes [batch, {', '.join(map(str, shape))}] float32 "
+            "and returns [batch, features]"
+        ) from error
+    if not isinstance(features, Tensor) or features.ndim != 2 or features.shape[0] != _TRIED:
+        got = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise SpecMismatch(
+            f"encoder {name} must return features [batch, n], got {got} for a batch of {_TRIED}; "
+            "end it with torch.nn.Flatten()"
+        )
+    wrong = [n for n, p in module.named_parameters() if p.dtype != torch.float32]
+    if wrong:
+        raise SpecMismatch(f"encoder {name}: parameter {wrong[0]} must be float32")
+    return module, features.shape[1]
+
+
+def _require_function(module: nn.Module, shape: tuple[int, ...], name: str) -> None:
+    """Refuse a module that draws random numbers or remembers what it was shown.
+
+    An update is repeatable, and a seed trains in a group as it does alone; PyTorch's generator,
+    which dropout draws from, and running statistics are in no checkpoint of ours.
+    """
+    before = {key: tensor.clone() for key, tensor in module.named_buffers()}
+    drawn = torch.get_rng_state()
+    with torch.no_grad():
+        module(torch.zeros(_TRIED, *shape))
+    if not torch.equal(drawn, torch.get_rng_state()):
+        raise SpecMismatch(
+            f"encoder {name} draws random numbers when it is called, which no checkpoint could "
+            "repeat; leave dropout and noise out"
+        )
+    changed = [key for key, old in before.items() if not _same(old, module.get_buffer(key))]
+    if changed:
+        raise SpecMismatch(
+            f"encoder {name} changes its buffer {changed[0]} when it is called, which an update "
+            "may not; use LayerNorm or GroupNorm in place of running statistics"
+        )
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    return first.shape == second.shape and torch.equal(first, second)
+
+
+def _places(network: nn.Module) -> dict[str, Tensor]:
+    """Return every place of a module and its parts that holds a tensor, each part once."""
+    return {
+        f"{path}.{name}" if path else name: tensor
+        for path, owner in network.named_modules()
+        for name, tensor in (*owner._parameters.items(), *owner._buffers.items())
+        if tensor is not None
+    }
+
+
+def _stack_into(modules: Sequence[nn.Module], kind: str) -> None:
+    """Replace parameters or buffers of the first module by those of all, `[S, ...]`."""
+    # With the tensor itself, so that it lives on: the number of one that is gone may come again.
+    stacked: dict[int, tuple[Tensor, Tensor]] = {}
+    for path, owner in modules[0].named_modules():
+        owners: list[Mapping[str, Tensor | None]] = [
+            getattr(module.get_submodule(path), kind) for module in modules
+        ]
+        for name, tensor in list(getattr(owner, kind).items()):
+            if tensor is None:
+                continue
+            if id(tensor) not in stacked:  # one that is used in two places stays one
+                parts = [held[name] for held in owners]
+                whole = torch.stack([part.detach() for part in parts if part is not None])
+                if kind == "_parameters":
+                    whole = nn.Parameter(whole, tensor.requires_grad)
+                stacked[id(tensor)] = tensor, whole
+            getattr(owner, kind)[name] = stacked[id(tensor)][1]
