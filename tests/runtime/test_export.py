@@ -139,7 +139,11 @@ def test_the_inverse_error_function_is_right_to_a_rounding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algo", "setting"), [("ppo", "normalize_obs"), ("iql", "normalize_observations")]
+    ("algo", "setting"),
+    [
+        *(("ppo", "normalize_obs"), ("iql", "normalize_observations")),
+        *(("sac", "normalize_observations"), ("td3", "normalize_observations")),
+    ],
 )
 def test_normalisers_and_scaling_are_inside(algo: str, setting: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {setting: True}

@@ -176,15 +176,27 @@ def forged(hub: StandIn, run: Path, tmp_path: Path, **changes: Any) -> None:
     hub.repos["evil/agent"] = {POLICY_FILE: target.read_bytes()}
 
 
-@pytest.mark.parametrize("name", ["planted_module:Task", "planted_module:Task-v0"])
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"env_id": "planted_module:Task", "env_kwargs": {}},
+        {"env_id": "planted_module:Task-v0", "env_kwargs": {}},
+        {"env_kwargs": {"wrappers": ["planted_module:Wrapper"]}},
+    ],
+    ids=["class", "registered", "wrapper"],
+)
 def test_nothing_that_a_stranger_names_is_imported(
-    hub: StandIn, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    hub: StandIn,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    named: dict[str, Any],
 ) -> None:
     planted = tmp_path / "modules" / "planted_module.py"
     planted.parent.mkdir()
     planted.write_text("import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n")
     monkeypatch.syspath_prepend(str(planted.parent))
-    forged(hub, run, tmp_path, env_id=name, env_kwargs={})
+    forged(hub, run, tmp_path, **named)
     agent = SAC.load("hf://evil/agent")
     agent.predict(np.zeros(3))
     collect = ["data", "collect", tmp_path / "data.npz", "--steps", 5, "--checkpoint"]

@@ -29,6 +29,7 @@ EXTRAS = {
     "mlflow": ("mlflow",),
     "tune": ("optuna",),
     "ray": ("ray",),
+    "hub": ("huggingface_hub",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
 }
 FAMILIES = {

@@ -87,7 +87,10 @@ class Session:
         }
         self.callbacks = tuple(callbacks)
         # Most observe events only, and a call per step would cost a fast loop dearly.
-        self._watchers = [c for c in self.callbacks if type(c).on_step is not Callback.on_step]
+        unwatched = Callback.on_step  # a hook may also be set on the object itself
+        self._watchers = [
+            c for c in callbacks if getattr(c.on_step, "__func__", 0) is not unwatched
+        ]
         self.state = TrainerState(
             config.algo, config.env_id, self.seeds, Path(), total_timesteps=self.total
         )
