@@ -1,4 +1,4 @@
-"""Keeps the generated parts of the documentation equal to the code.
+"""Keeps the generated parts of the documentation, and presets as they resolve, equal to the code.
 
 `python scripts/update_docs.py` rewrites them; with `--check` it changes nothing and exits with 1
 when one is stale.  A generated part stands between `<!-- generated: NAME -->` and
@@ -9,6 +9,7 @@ begun with its generated parts.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,8 +17,10 @@ from pathlib import Path
 import yaml
 
 from rl_training.cli.tables import algorithm_facts
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import algorithm_names
+from rl_training.experiment.config import TrainConfig, load_config
+from rl_training.experiment.presets import RESOLVED
+from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
+from rl_training.resources import preset_names
 from rl_training.validation import field_rule
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,17 +30,38 @@ _PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end generated -->)
 def pages() -> list[Path]:
     """Return every page with generated parts, those of all algorithms among them."""
     fixed = [ROOT / "README.md", ROOT / "docs/index.md", ROOT / "docs/configuration.md"]
+    fixed.append(ROOT / "src/rl_training/assets" / RESOLVED)
     return fixed + [ROOT / f"docs/algorithms/{name}.md" for name in algorithm_names()]
 
 
 def rendered(page: Path) -> str:
     """Return the text a page should have."""
+    if page.name == RESOLVED:
+        return _resolved_presets()
     text = page.read_text(encoding="utf-8") if page.is_file() else _new_page(page.stem)
 
     def fill(match: re.Match[str]) -> str:
         return f"{match[1]}{PARTS[match[2]](page)}\n{match[3]}"
 
     return _PART.sub(fill, text)
+
+
+def _resolved_presets() -> str:
+    """Return the defaults of every method, and what each preset sets beside them."""
+    methods = {
+        name: get_algorithm_spec(name).config_class().model_dump(mode="json")
+        for name in algorithm_names()
+    }
+    presets = {}
+    for name in preset_names():
+        full = load_config(name).resolved()
+        plain = TrainConfig(algo=full["algo"], env_id=full["env_id"]).resolved()
+        keys = ("algo", "env_id", *(k for k, v in full.items() if v != plain[k]))
+        usual = methods[full["algo"]]
+        own = {k: v for k, v in full["algo_kwargs"].items() if v != usual[k]}
+        presets[name] = {key: full[key] for key in keys} | {"algo_kwargs": own}
+    run = TrainConfig(algo="sac", env_id="").model_dump(mode="json")
+    return json.dumps({"run": run, "methods": methods, "presets": presets}, indent=1) + "\n"
 
 
 def _new_page(name: str) -> str:
@@ -139,6 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for page in stale:
         print(f"{'stale' if check else 'updated'}: {page.relative_to(ROOT)}")
         if not check:
+            page.parent.mkdir(parents=True, exist_ok=True)
             page.write_text(rendered(page), encoding="utf-8")
     if check and stale:
         print("run: python scripts/update_docs.py")

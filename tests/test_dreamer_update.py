@@ -256,10 +256,10 @@ def test_the_train_ratio_counts_replayed_steps_whatever_the_number_of_environmen
     for stride in (1, 3, 8):
         done = 0
         for step in range(0, 10_000, stride):
-            done += updates_due(config, step, step + stride)
+            done += updates_due(config.pacing, config.learning_starts, step, step + stride)
         owed = (10_000 - 100) * ratio / 1024
         assert abs(done - owed) <= 1 + stride * ratio / 1024
-    assert updates_due(SequenceReplay(train_frequency=4), 1_000, 1_008) == 2
+    assert updates_due(SequenceReplay(train_frequency=4).pacing, 1_000, 1_000, 1_008) == 2
 
 
 def test_the_entropy_follows_its_schedule() -> None:

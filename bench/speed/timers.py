@@ -27,6 +27,11 @@ class Timers:
         self._labels = ["other"]
         self._last = 0.0
 
+    def restart(self) -> None:
+        """Forget what was charged so far."""
+        self.seconds.clear()
+        self._last = time.perf_counter()
+
     @contextmanager
     def watching(self, methods: Sequence[Watched]) -> Iterator[None]:
         """Charge the time of the block, and of these methods inside it."""

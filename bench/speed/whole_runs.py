@@ -110,7 +110,7 @@ class _Watch(Callback):
 
     def on_start(self, state: TrainerState) -> None:
         """Start the clocks."""
-        self._timers.seconds.clear()
+        self._timers.restart()
         self._start = time.perf_counter()
 
     def on_message(self, state: TrainerState, text: str) -> None:
@@ -213,7 +213,7 @@ def _run(
             "seeds": list(range(count)),
             "total_timesteps": run.steps,
             "device": str(device),
-            "threads": 0,  # environments take the cores that pay
+            "threads": options.threads,
             "accelerate": choose_accelerate(device, options),
             "precision": precision,
             "checkpoint_interval": 0,

@@ -7,12 +7,19 @@ do next. The command line prints such an error without a traceback and exits wit
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+
+_FRAME = re.compile(r'^ *File "(.+?)", line (\d+), in (.+?)\r?$', re.MULTILINE)
+_BETWEEN_ERRORS = re.compile(
+    r"^(?:During handling of the above|The above exception was the direct cause)", re.MULTILINE
+)
+"""What Python writes between the tracebacks of an error and of its cause, which comes first."""
 
 
 class RLTrainingError(Exception):
@@ -77,6 +84,10 @@ def exit_is_error(what: str) -> Iterator[None]:
         ) from leaving
 
 
+class RemoteTraceback(Exception):
+    """The traceback of another process, as text: the cause of an error that came from there."""
+
+
 def last_own_frame(error: BaseException) -> str | None:
     """Return the innermost line of the user's own code that an error went through, if any.
 
@@ -84,15 +95,30 @@ def last_own_frame(error: BaseException) -> str | None:
     Python's own modules are not.  Causes are searched first, since our errors wrap theirs.
     """
     for one in _causes_first(error):
-        for frame in reversed(traceback.extract_tb(one.__traceback__)):
-            if _is_own(frame.filename):
-                return f"{_near(frame.filename)}:{frame.lineno}, in {frame.name}"
+        for frames in _frames_of(one):
+            for filename, line, name in reversed(frames):
+                if _is_own(filename):
+                    return f"{_near(filename)}:{line}, in {name}"
     return None
+
+
+def _frames_of(error: BaseException) -> list[list[tuple[str, str, str]]]:
+    """Return file, line and function of each frame; another process may report several errors."""
+    if isinstance(error, RemoteTraceback):
+        errors = _BETWEEN_ERRORS.split(str(error))
+        return [_FRAME.findall(text) for text in errors]
+    frames = traceback.extract_tb(error.__traceback__)
+    return [[(frame.filename, str(frame.lineno), frame.name) for frame in frames]]
 
 
 def full_traceback(error: BaseException) -> str:
     """Return the tracebacks of an error and of all that led to it, the first cause first."""
-    parts = ("".join(traceback.format_exception(e, chain=False)) for e in _causes_first(error))
+    parts = (
+        f"in another process:\n{str(e).strip()}\n"
+        if isinstance(e, RemoteTraceback)
+        else "".join(traceback.format_exception(e, chain=False))
+        for e in _causes_first(error)
+    )
     return "\nwhich led to:\n\n".join(parts)
 
 

@@ -45,7 +45,9 @@ def preset_path(source: str | Path) -> Path:
     name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     if name in preset_names():
         return ASSETS / "configs" / f"{name}.yaml"
+    of_method = [preset for preset in preset_names() if preset.startswith(f"{name}/")]
+    near = f" (those of {name}: {', '.join(of_method)})" if of_method else ""
     raise ConfigError(
-        f"{source} is neither a file nor a preset{suggest(name, preset_names())}; "
-        "`rl-training list presets` shows all."
+        f"{source} is neither a file nor a preset{near or suggest(name, preset_names())}; "
+        "`rl-training list presets` shows all"
     )

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import gymnasium
 import pytest
 from bench.evidence.page import PACKAGED, packaged_text
 from bench.evidence.record import read_records
+from rich.console import Console
 
 from helpers.tiny import ROOT, run_cli, run_python, write_tiny
-from rl_training.cli import tables
+from rl_training.cli import outcome, tables
 from rl_training.cli.commands import COMMANDS
 from rl_training.cli.options import START
+from rl_training.experiment.config import load_config
 from rl_training.experiment.presets import preset_facts
 from rl_training.experiment.registry import (
     algorithm_names,
     algorithm_summaries,
     get_algorithm_spec,
 )
+from rl_training.resources import preset_names
 
 WIDTH = 80
 WITHOUT_TORCH = """
@@ -42,7 +46,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "words",
-    [["list"], ["list", "presets"], ["list", "envs"], ["leaderboard", "RUNS"], ["--help"]],
+    [
+        *(["list"], ["list", "presets"], ["list", "envs"], ["leaderboard", "RUNS"], ["--help"]),
+        ["config", "show", "sac/pendulum"],
+    ],
     ids=" ".join,
 )
 def test_looking_things_up_does_not_import_torch(words: list[str], runs: Path) -> None:
@@ -50,6 +57,19 @@ def test_looking_things_up_does_not_import_torch(words: list[str], runs: Path) -
     done = run_python("-c", WITHOUT_TORCH.format(words=given))
     assert done.code == 0, done.err
     assert done.out
+
+
+def test_a_preset_is_shown_as_it_resolves() -> None:
+    for name in preset_names():
+        text = run_cli("config", "show", name).out
+        assert text.strip() == load_config(name).to_yaml().strip(), name
+
+
+def test_an_override_is_checked_as_ever() -> None:
+    shown = run_cli("config", "show", "sac/pendulum", "-s", "batch_size=32")
+    assert "batch_size: 32" in shown.out
+    wrong = run_cli("config", "show", "sac/pendulum", "-s", "batch_sise=32").sentence()
+    assert "batch_size" in wrong
 
 
 @pytest.mark.parametrize(
@@ -139,16 +159,41 @@ def test_an_environment_without_its_package_names_the_extra(
     assert 'pip install "rl-training[mujoco]"' in run_cli("list", "envs").out
 
 
+@pytest.mark.parametrize(
+    ("missing", "word"),
+    [
+        ("imageio_ffmpeg", "record"),
+        ("pygame", "record"),
+        ("jinja2", "report"),
+        ("huggingface_hub", "push"),
+        ("tensorboard", "tensorboard"),
+    ],
+)
 def test_what_next_names_only_what_is_installed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    missing: str,
+    word: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from rl_training.cli import outcome
+    (tmp_path / "tensorboard").mkdir()
 
-    monkeypatch.setattr(outcome, "_has", lambda *modules: "tensorboard" in modules)
-    outcome.print_next(Path("runs/a"), Path("runs/a"))
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split()[:2] for line in lines if line.startswith("  ")] == [
-        ["rl-training", "eval"],
-        ["rl-training", "resume"],
-        ["tensorboard", "--logdir"],
-    ]
+    def said(*absent: str) -> str:
+        there = lambda *modules: not set(modules) & set(absent)  # noqa: E731
+        monkeypatch.setattr(outcome, "_has", there)
+        monkeypatch.setattr(outcome, "err", Console(file=sys.stderr, width=200))
+        outcome.print_next(tmp_path, tmp_path)
+        return capsys.readouterr().err
+
+    assert f"{word} " in said()
+    assert f"{word} " not in said(missing)
+    assert "eval " in said(missing)
+
+
+def test_a_run_without_tensorboard_files_has_no_such_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(outcome, "_has", lambda *modules: True)
+    monkeypatch.setattr(outcome, "err", Console(file=sys.stderr, width=200))
+    outcome.print_next(tmp_path, tmp_path)
+    assert "--logdir" not in capsys.readouterr().err

@@ -159,10 +159,14 @@ class Broken(gymnasium.Env):
 """
 
 
-def test_an_environments_own_line_is_named_and_its_traceback_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_environments_own_line_is_named_and_its_traceback_kept(
+    mode: str, tmp_path: Path
+) -> None:
     (tmp_path / "own_task.py").write_text(BROKEN)
-    tiny = write_tiny(tmp_path, "dqn", env_kwargs={})
-    words = ("-m", "rl_training", "train", "-c", tiny, "--env", "own_task:Broken")
+    tiny = write_tiny(tmp_path, "dqn", env_kwargs={}, num_envs=2, total_timesteps=128)
+    options = ("--env", "own_task:Broken", "--collect", mode)
+    words = ("-m", "rl_training", "train", "-c", tiny, *options)
     done = run_python(*words, cwd=tmp_path)
     assert done.code == 2
     assert "Traceback" not in done.err

@@ -16,9 +16,10 @@ from helpers.steps import same_steps
 from rl_training.envs import SeedVectorEnv, evaluation_kwargs, make_env
 from rl_training.envs.atari import FIRE, NOOP, AtariFrames, AtariLives, AtariOptions
 from rl_training.envs.atari import emulator_kwargs as emulator
-from rl_training.envs.backends import atari_vector
+from rl_training.envs.backends import atari_vector, kinds, processes
 from rl_training.envs.backends.atari_vector import AtariVector
 from rl_training.envs.backends.kinds import Mode, SyncEnvs
+from rl_training.envs.backends.processes import WorkerEnvs
 from rl_training.envs.spec import Array
 from rl_training.envs.step import Step
 from rl_training.envs.wrappers import PixelObservation
@@ -242,8 +243,10 @@ def test_snapshots_of_the_other_backend_are_refused_in_both_directions() -> None
             one.restore(other.snapshot())
 
 
-def test_auto_keeps_the_wrappers_and_says_why() -> None:
-    envs = native(mode="auto")
+def test_auto_keeps_the_wrappers_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (kinds, processes):
+        monkeypatch.setattr(module, "usable_cores", lambda: 3)
+    envs = native(mode="auto", num_envs=4)
     assert isinstance(envs.backend, SyncEnvs)
     assert envs.note is not None
     assert "vector_mode native is faster but its frames may differ by one grey level" in envs.note
@@ -252,6 +255,31 @@ def test_auto_keeps_the_wrappers_and_says_why() -> None:
         "3 environments run in vector_mode native: all at once on 3 threads of ALE's vector "
         "interface"
     )
+
+
+def test_auto_takes_processes_where_there_are_cores_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (kinds, processes):
+        monkeypatch.setattr(module, "usable_cores", lambda: 4)
+    for few in (native(mode="auto", num_envs=3), native(mode="auto", num_envs=4, threads=3)):
+        assert isinstance(few.backend, SyncEnvs)
+    spread = native(mode="auto", num_envs=3, seeds=(0, 1))
+    assert isinstance(spread.backend, WorkerEnvs)
+    assert str(spread.note).startswith(
+        "6 environments run in vector_mode async: in 3 processes with 2 each; vector_mode native "
+        "is faster but"
+    )
+    alone = native(mode="sync", num_envs=3, seeds=(0, 1))
+    assert np.array_equal(spread.reset(), alone.reset())
+    for left, right in zip(played(spread, 3, 150), played(alone, 3, 150), strict=True):
+        assert same_steps(left, right)
+    again = native(mode="auto", num_envs=3, seeds=(0, 1))
+    again.restore(alone.snapshot())
+    for left, right in zip(played(again, 4, 50), played(alone, 4, 50), strict=True):
+        assert same_steps(left, right)
+    for envs in (spread, again):
+        envs.close()
 
 
 class OwnGame(gym.Wrapper[Any, Any, Any, Any]):

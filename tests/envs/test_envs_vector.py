@@ -20,7 +20,9 @@ from helpers.steps import random_actions, same_steps
 from helpers.vector_env import VectorEnv
 from rl_training.envs import SeedVectorEnv, env_seed
 from rl_training.envs.backends import kinds as backends
+from rl_training.envs.backends import processes as worker_processes
 from rl_training.envs.backends.kinds import Mode, SyncEnvs
+from rl_training.envs.backends.mujoco_batch import usable_cores
 from rl_training.errors import ConfigError, EnvError, NonFiniteError
 
 MODULE = CounterEnv.__module__
@@ -245,7 +247,10 @@ def no_processes(env: VectorEnv) -> bool:
 
 
 @pytest.mark.parametrize("kill", [True, False])
-def test_a_dead_worker_is_named_and_leaves_no_process(kill: bool) -> None:
+def test_a_dead_worker_is_named_and_leaves_no_process(
+    kill: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_processes, "usable_cores", lambda: 2)
     kwargs = {"fault": "" if kill else "dies", "at": 4}
     env = VectorEnv(f"{MODULE}:BrokenEnv", kwargs, 2, seed=9, mode="async")
     env.reset()
@@ -300,7 +305,7 @@ def test_workers_end_with_their_owner(way: str) -> None:
         check=False,
     )
     pids = [int(pid) for pid in done.stdout.split()]
-    assert len(pids) == 2
+    assert len(pids) == min(2, usable_cores())
     assert done.returncode == (0 if way == "forgets to close" else -9)
     deadline = time.monotonic() + 10
     while any(_runs(pid) for pid in pids) and time.monotonic() < deadline:

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from helpers.tiny import run_cli, tiny_config, write_tiny
+from rl_training.envs.backends import processes
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.errors import CheckpointError, ConfigError, EnvError
 from rl_training.experiment.checkpoint import files
@@ -125,7 +126,10 @@ def test_errors_of_the_machine_from_anywhere_are_one_sentence(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts open files in /proc")
-def test_too_few_files_for_worker_processes_is_one_sentence() -> None:
+def test_too_few_files_for_worker_processes_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "usable_cores", lambda: 8)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     for room in (1, 4, 9):
         used = {int(name) for name in os.listdir("/proc/self/fd")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,11 @@ import pytest
 
 from helpers.tiny import learner_digest, run_cli, tiny_config, write_tiny
 from rl_training.envs.backends import ray_actors as ray_envs
-from rl_training.envs.backends.kinds import Task
-from rl_training.envs.backends.ray_actors import RayEnvs, _split
+from rl_training.envs.backends.lanes import Task, split
+from rl_training.envs.backends.ray_actors import RayEnvs
 from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
-from rl_training.errors import EnvError
+from rl_training.errors import EnvError, full_traceback, last_own_frame
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
 
@@ -58,7 +59,7 @@ def test_lanes_are_shared_out_in_order() -> None:
         num_envs=3,
         seeds=(5, 6),
     )
-    parts = _split(task, 4)
+    parts = split(task, 4)
     assert [len(part.lanes) for part in parts] == [2, 2, 1, 1]
     assert [lane for part in parts for lane in part.lanes] == [
         (seed, index) for seed in (5, 6) for index in range(3)
@@ -104,8 +105,12 @@ def test_a_failing_environment_is_named(cluster: None) -> None:
     envs.reset([0])
     for _ in range(39):
         envs.step(np.zeros((1, 2), np.int64))
-    with pytest.raises(EnvError, match=r"BrokenEnv.*100% broken"):
+    with pytest.raises(EnvError, match=r"BrokenEnv.*100% broken") as caught:
         envs.step(np.zeros((1, 2), np.int64))
+    frame = last_own_frame(caught.value)
+    assert frame is not None
+    assert re.search(r"helpers/envs\.py:\d+, in step$", frame)
+    assert "in another process:" in full_traceback(caught.value)
 
 
 @pytest.mark.slow

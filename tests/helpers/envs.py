@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import time
 from typing import Any
@@ -311,3 +312,71 @@ class SteeredImageEnv(gym.Env[Any, Any]):
         self.place = float(np.clip(self.place + float(action[0]), -4, 3.9))
         self.count += 1
         return self._image(), -abs(self.place), False, self.count >= 12, {}
+
+
+class SingledOutEnv(BrokenEnv):
+    """Breaks the contract only where it is seeded with `chosen`, so in one of many."""
+
+    def __init__(self, fault: str, at: int = 0, chosen: int = 0) -> None:
+        super().__init__("", at)
+        self._fault, self._chosen = fault, chosen
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self.fault = self._fault if seed == self._chosen else ""
+        return super().reset(seed=seed, options=options)
+
+
+class SlowEnv(CounterEnv):
+    """Takes `seconds` for each step."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(length=1000)
+        self.seconds = seconds
+
+    def step(self, action: Any) -> StepResult:
+        time.sleep(self.seconds)
+        return super().step(action)
+
+
+class HomeEnv(CounterEnv):
+    """Works where it was tried, and not in another process."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        if multiprocessing.parent_process() is None:
+            return
+        if fault == "raises":
+            raise RuntimeError("not away from home")
+        if fault == "exits":
+            raise SystemExit(3)
+        if fault == "dies":
+            os._exit(7)
+        if fault == "hangs":
+            time.sleep(600)
+        self.observation_space = spaces.Box(-1, 1, (next(_MADE) + 3,), np.float32)
+
+
+class SecretiveEnv(OwnStateEnv):
+    """Fails to give its state, with an error that cannot be sent to another process."""
+
+    def get_state(self) -> dict[str, Any]:
+        class OddError(Exception):
+            """Known here alone."""
+
+        raise OddError("no state today")
+
+
+class KeepsActionsEnv(DrivenCounterEnv):
+    """Observes the sum of the actions that it has kept."""
+
+    def __init__(self) -> None:
+        super().__init__(length=5)
+        self.kept: list[Any] = []
+
+    def _obs(self) -> Obs:
+        return np.array([self.episode, np.sum(self.kept)], dtype=np.float32)
+
+    def step(self, action: Any) -> StepResult:
+        self.kept.append(action)
+        return super().step(action)

@@ -220,10 +220,32 @@ def test_examples_of_the_python_page_run_one_after_another(tmp_path: Path) -> No
         "< 1_600": "< 180",
     }.items():
         code = code.replace(steps, fewer)
-    filmed = "DQN('CartPole-v1', eval_episodes=1).learn(20, progress=False, callbacks=Video())\n"
-    code += f"\n{filmed}import glob\nassert glob.glob('runs/*/step_20.gif')\n"
-    pytest.importorskip("imageio")
     assert "PPO(CartPole-v1, 512 steps" in run_python(code, tmp_path)
+
+
+CALLBACKS_DID = """
+import glob, json, os
+assert os.path.isfile("best.safetensors")
+assert len(glob.glob("runs/*/videos/step_*.gif")) >= 2
+lines = [json.loads(line) for path in glob.glob("runs/sac*/metrics.jsonl") for line in open(path)]
+logged = [line for line in lines if line["kind"] == "callback"]
+assert logged and all(line["model_norm"] > 0 for line in logged)
+assert result.stop_reason == "no gain in 4 evaluations"
+assert len(study.trials) == 3
+slow = DQN("CartPole-v1", eval_interval=50, eval_episodes=1)
+slow.learn(100, progress=False, callbacks=SlowDown())
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_examples_of_the_callbacks_page_run_one_after_another(tmp_path: Path) -> None:
+    pytest.importorskip("imageio")
+    pytest.importorskip("optuna")
+    code = "\n".join(blocks(ROOT / "docs/callbacks.md", "python"))
+    for example in ("KeepBest", "VideoEvery", "WeightNorm", "StopWithoutGain", "PruneTrial"):
+        assert f"callbacks={example}" in code or f"{example}(" in code
+    # The target is out of reach in so few steps, so the run without gain must be what stops.
+    run_python(code.replace("eval_interval=100", "eval_interval=20") + CALLBACKS_DID, tmp_path)
 
 
 @pytest.mark.parametrize("page", ["from_sb3.md", "from_d3rlpy.md"])

@@ -29,7 +29,7 @@ from rl_training.runtime.compile.worker import build as build_request
 from rl_training.runtime.replay import make_replay
 from rl_training.runtime.results import TrainingInterrupted, TrainResult
 from rl_training.runtime.train import train
-from rl_training.runtime.updates import replay_step
+from rl_training.runtime.updates import replay_step, rows_per_update
 from rl_training.runtime.verify import verify_resume
 from rl_training.runtime.workflows import resume_training
 from rl_training.testing.contract import build, flat_state, small_config
@@ -175,7 +175,7 @@ def test_every_gradient_step_of_a_round_draws_its_own_mixed_batch() -> None:
 
     learner.step = watched  # type: ignore[method-assign]
     for _ in range(8):
-        replay_step(learner, replay)
+        replay_step(learner, replay, rows_per_update(learner))
         learner.num_updates.value += 1
     assert drawn == [[4, 4]] * 8
 

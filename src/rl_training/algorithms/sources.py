@@ -75,11 +75,6 @@ class ReplaySettings(Settings):
         """When updates are due, were there no `learning_starts`."""
         return Pacing(self.train_frequency, self.updates_per_round)
 
-    def updates_by(self, step: int) -> int:
-        """Updates that belong to the steps up to `step`, were there no `learning_starts`."""
-        every, times, shared_by = self.pacing
-        return step // every * times // shared_by
-
     @model_validator(mode="after")
     def _capacity_holds_a_batch(self) -> ReplaySettings:
         if self.buffer_capacity < self.batch_size:

@@ -24,8 +24,8 @@ from rl_training.envs.given import EnvLike, is_given, name_of
 from rl_training.envs.probe import probe_env
 from rl_training.envs.tasks.spaces_only import SPACES_ONLY
 from rl_training.errors import CheckpointError, ConfigError
-from rl_training.experiment.checkpointing import save_single_file
 from rl_training.experiment.config import TrainConfig, load_config
+from rl_training.experiment.hub import is_hub_name
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.own_encoder import EncoderFunction
 from rl_training.ope.estimate import Source, evaluate_offline
@@ -41,7 +41,8 @@ from rl_training.runtime.workflows import (
     resume_training,
 )
 from rl_training.tools.export import Policy, require_function
-from rl_training.validation import suggest
+from rl_training.tools.hub import EPISODES, Pushed, push_agent, save_policy
+from rl_training.validation import hint_for
 
 Self = TypeVar("Self", bound="Agent")
 
@@ -52,6 +53,12 @@ def _console() -> Console:
     return here if here.is_jupyter else Console(stderr=True)
 
 
+def _shown_env(others: Sequence[object], env: object) -> str:
+    """Write the environment that a person meant to give, where it has a short name."""
+    meant = others[0] if others else env
+    return repr(meant) if isinstance(meant, str) else "env"
+
+
 class Agent:
     """Base of the managed classes; each is bound to one algorithm."""
 
@@ -60,7 +67,7 @@ class Agent:
     def __init__(
         self,
         source: TrainConfig | Path | EnvLike | None = None,
-        *,
+        *others: object,
         env: EnvLike | None = None,
         wrappers: Sequence[WrapperLike] | None = None,
         **settings: Any,
@@ -70,6 +77,7 @@ class Agent:
         Args:
             source: A configuration, a preset such as `sac/pendulum`, a YAML file, or an
                 environment: its id, an object, a class, or a function that makes one.
+            *others: None; other libraries take a policy first and the environment here.
             env: The environment, beside a preset or file or in place of `source`.
             wrappers: What is put around the environment, the first innermost: classes or functions,
                 names of Gymnasium's, `module:Class`, or mappings of a `name` and arguments.
@@ -80,6 +88,12 @@ class Agent:
             ConfigError: For a setting that there is not, a value out of range, or a configuration
                 of another method.
         """
+        if others or (isinstance(source, str) and source.endswith("Policy")):
+            raise ConfigError(
+                f"{type(self).__name__} takes the environment first and no policy, such as "
+                f"{type(self).__name__}({_shown_env(others, env)}); widths are hidden_sizes, "
+                "settings are keywords"
+            )
         if env is None and not self._is_config(source):
             env, source = source, None  # type: ignore[assignment]  # an environment by its place
         self.config = self._configured(source, env, settings)
@@ -88,7 +102,7 @@ class Agent:
             self.config = self.config.replace(env_kwargs=wrapped)
         self.result: TrainResult | None = None
         self._run: Path | None = None
-        self._weights: Path | None = None
+        self._weights: str | Path | None = None
         self._loaded: LoadedAgent | None = None
 
     @classmethod
@@ -123,7 +137,10 @@ class Agent:
             return TrainConfig(**{"algo": cls.algo} | run | {"algo_kwargs": own})
         config = source if isinstance(source, TrainConfig) else load_config(source, may_import=True)
         if config.algo != cls.algo:
-            raise ConfigError(f"{cls.__name__} was given a configuration of {config.algo!r}")
+            raise ConfigError(
+                f"{cls.__name__} was given a configuration of {config.algo!r}; use that method's "
+                "own class"
+            )
         if run or own:
             run["algo_kwargs"] = config.algo_kwargs | own
             config = config.replace(**run)
@@ -142,9 +159,10 @@ class Agent:
                 own[name] = value
             else:
                 known = [*TrainConfig.model_fields, *fields.model_fields]
+                hint = hint_for(name, known) or f"; `rl-training describe {cls.algo}` lists them"
                 raise ConfigError(
                     f"{cls.__name__}({name}=...): {name} is not a setting of a run or of "
-                    f"{fields.__name__}{suggest(name, known)}"
+                    f"{fields.__name__}{hint}"
                 )
         run.pop("algo_kwargs", None)
         return run, own
@@ -191,7 +209,7 @@ class Agent:
             config = config.replace(eval_episodes=0)
         if self._weights is not None and progress:
             text = f"a new run begins with the networks of {self._weights}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            print(text, file=console.file)
         with self._remembering():
             result = train(
                 config, from_checkpoint=self._weights, callbacks=watching, run_suffix=run_suffix
@@ -247,7 +265,7 @@ class Agent:
         total = self._agent().step + more
         if console is not None:
             text = f"going on with {self._run} to step {total:,}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            print(text, file=console.file)
         return self._keep(resume_training(self._run, total_timesteps=total, callbacks=callbacks))
 
     @contextmanager
@@ -341,16 +359,41 @@ class Agent:
 
     def save(self, path: str | Path) -> Path:
         """Write one self-contained file for evaluation and prediction."""
-        agent = self._agent()
-        header = {
-            "config": agent.config.resolved(),
-            "env_spec": agent.env_spec.model_dump(mode="json"),
-            "seed": agent.config.seed,
-            "step": agent.step,
-        }
         target = Path(path)
-        save_single_file(target, header=header, states={"learner": agent.learner.state_dict()})
+        save_policy(self._agent(), target)
         return target
+
+    def push_to_hub(
+        self,
+        repo: str,
+        *,
+        episodes: int = EPISODES,
+        private: bool = False,
+        message: str | None = None,
+        folder: str | Path | None = None,
+    ) -> Pushed:
+        """Evaluate the agent and put it on the Hugging Face Hub, with a model card.
+
+        Args:
+            repo: `user/name`; the repository is made if missing.
+            episodes: Episodes of the evaluation on the card; 0 leaves it out.
+            private: Make a repository that others do not see.
+            message: Of the commit; None says method, task and step.
+            folder: Write the files here and upload nothing.
+
+        Raises:
+            MissingExtraError: Without the extra `hub`.
+            CheckpointError: When the hub refuses, or nobody is logged in.
+        """
+        return push_agent(
+            self._agent(),
+            repo,
+            run=self._run,
+            episodes=episodes,
+            private=private,
+            message=message,
+            folder=None if folder is None else Path(folder),
+        )
 
     @classmethod
     def load(
@@ -365,7 +408,7 @@ class Agent:
         """Load a saved file, a checkpoint or the newest good checkpoint of a run.
 
         Args:
-            path: Where it is.
+            path: Where it is; `hf://user/name` is on the Hugging Face Hub.
             env: The environment, where the run had one that was handed over in Python.
             encoder: The function that makes the encoder, where the run has one of your own.
             wrappers: Wrappers of the environment that were handed over in Python.
@@ -391,8 +434,9 @@ class Agent:
                 )
         agent = cls.__new__(cls)
         agent.config, agent.result, agent._loaded = loaded.config, None, loaded
-        source = Path(path)
-        agent._run, agent._weights = (None, source) if source.is_file() else (source, None)
+        # A file and an agent of the hub have no run to go on with.
+        alone = is_hub_name(path) or Path(path).is_file()
+        agent._run, agent._weights = (None, path) if alone else (Path(path), None)
         return agent
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from rl_training.cli.styles import ERROR, NOTE
 from rl_training.errors import RLTrainingError, full_traceback, last_own_frame
 
 EXIT_USER_ERROR = 2
@@ -65,7 +66,7 @@ def _failed(error: Exception, *, debug: bool) -> int:
     if hasattr(error, "format_message"):  # a wrong option or command; typer may bring its own click
         return _misused(error)
     if type(error).__name__ == "TrainingInterrupted":
-        _report(str(error), "[yellow]interrupted:[/]")
+        _report(str(error), "interrupted:", NOTE)
         return EXIT_INTERRUPTED
     if debug:
         print(full_traceback(error), file=sys.stderr)
@@ -94,7 +95,9 @@ def _misused(error: Any) -> int:
         return EXIT_USER_ERROR
     context = getattr(error, "ctx", None)
     command = "rl-training" if context is None else context.command_path
-    _report(f"{error.format_message().rstrip('.')}; `{command} --help` shows what there is")
+    text = error.format_message().rstrip(".")
+    joint = " " if text.endswith("?") else "; "
+    _report(f"{text}{joint}`{command} --help` shows what there is")
     return EXIT_USER_ERROR
 
 
@@ -132,7 +135,7 @@ def _cancelling_is_error() -> Iterator[None]:
         ) from error
 
 
-def _report(text: str, label: str = "[red]error:[/]") -> None:
+def _report(text: str, label: str = "error:", style: str = ERROR) -> None:
     if sys.stderr is None:  # the caller has closed it
         return
     text = _one_line(text)
@@ -141,7 +144,7 @@ def _report(text: str, label: str = "[red]error:[/]") -> None:
         from rich.text import Text
 
         console = Console(stderr=True)
-        sentence = Text.from_markup(label).append(f" {text}", "default")
+        sentence = Text(label, style).append(f" {text}", "default not bold")
         # A terminal breaks lines between words, a file keeps the sentence in one.
         console.print(sentence, soft_wrap=not console.is_terminal)
     except OSError:  # without a free file nothing more can be imported

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +13,7 @@ from rich.console import Console
 
 from rl_training._version import __version__
 from rl_training.cli.data import app as data_app
-from rl_training.cli.deploying import export, predict
+from rl_training.cli.deploying import export, predict, push
 from rl_training.cli.gail_control import gail_control
 from rl_training.cli.ope import HELP, ope
 from rl_training.cli.options import (
@@ -34,6 +36,7 @@ from rl_training.cli.showing import (
     report,
     watch,
 )
+from rl_training.cli.styles import style_help
 from rl_training.cli.sweeping import sweep, tune
 
 MOST_SEEDS = 10_000
@@ -301,19 +304,32 @@ def config_command(
     set_: SetOption = None,
 ) -> None:
     """Show a configuration with all defaults, or its JSON schema."""
+    if action == "show":
+        out.print(_resolved_text(name, set_ or ()), markup=False, highlight=False)
+        return
     from rl_training.errors import ConfigError
-    from rl_training.experiment.config import config_schema, load_config
+    from rl_training.experiment.config import config_schema
     from rl_training.experiment.registry import import_plugin
 
-    if action == "show":
-        out.print(
-            load_config(name, set_ or (), may_import=True).to_yaml(), markup=False, highlight=False
-        )
-    elif action == "schema":
-        import_plugin(name)
-        out.print_json(json.dumps(config_schema(name)))
-    else:
+    if action != "schema":
         raise ConfigError(f"config {action}: allowed are show and schema")
+    import_plugin(name)
+    out.print_json(json.dumps(config_schema(name)))
+
+
+def _resolved_text(name: str, overrides: Sequence[str]) -> str:
+    """Return a configuration as YAML; a preset as it is needs no method, and so no PyTorch."""
+    from rl_training.resources import preset_names
+
+    if not overrides and name in preset_names() and not Path(name).is_file():
+        import yaml
+
+        from rl_training.experiment.presets import resolved_preset
+
+        return yaml.safe_dump(resolved_preset(name), sort_keys=False)
+    from rl_training.experiment.config import load_config
+
+    return load_config(name, overrides, may_import=True).to_yaml()
 
 
 def verify_resume_command(
@@ -428,7 +444,16 @@ def _warn(text: str) -> None:
 
 COMMANDS: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = (
     (START, (("train", train), ("resume", resume), ("eval", evaluate))),
-    (RUNS, (("predict", predict), ("record", record), ("watch", watch), ("export", export))),
+    (
+        RUNS,
+        (
+            ("predict", predict),
+            ("record", record),
+            ("watch", watch),
+            ("export", export),
+            ("push", push),
+        ),
+    ),
     (
         COMPARE,
         (("leaderboard", leaderboard), ("report", report), ("sweep", sweep), ("tune", tune)),
@@ -455,6 +480,8 @@ app.add_typer(data_app, rich_help_panel=DATA)
 
 def root_command() -> Any:
     """Return the command that the words of a user are given to, with help for people."""
+    if {"-h", "--help"} & set(sys.argv) or len(sys.argv) < 2:
+        style_help()
     root = typer.main.get_command(app)
     _name_values(root)
     return root

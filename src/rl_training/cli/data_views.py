@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from rl_training.cli.styles import ERROR, NOTE, STRONG
 from rl_training.data.datasets.check import LISTED, Finding
 from rl_training.data.datasets.summary import DatasetSummary, Spread
 
@@ -18,7 +19,7 @@ BINS = 12
 MOST_LINES = 12
 """Entries of observations or actions listed; the rest is counted."""
 EIGHTHS = " ▏▎▍▌▋▊▉█"
-STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+STYLES = {"error": ERROR, "warning": NOTE, "note": STRONG}
 
 
 def print_summary(console: Console, summary: DatasetSummary, returns: NDArray[np.float64]) -> None:
@@ -36,7 +37,7 @@ def print_summary(console: Console, summary: DatasetSummary, returns: NDArray[np
     _print_actions(console, summary)
     _print_entries(console, "observation", summary.observations, ())
     for note in summary.notes:
-        console.print(f"[cyan]note:[/] {escape(note)}", highlight=False)
+        console.print(Text.assemble(("note:", NOTE), f" {note}"))
 
 
 def _facts(summary: DatasetSummary) -> list[tuple[str, str]]:
@@ -161,7 +162,7 @@ def _print_entries(
 
 def _print_rest(console: Console, count: int) -> None:
     if count > 0:
-        console.print(f"  and {count} more (--json has all)", highlight=False, style="dim")
+        console.print(f"  and {count} more (--json has all)", highlight=False)
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:
@@ -173,7 +174,7 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> None:
         title = Text(finding.level, STYLES[finding.level])
         table.add_row(title, Text(finding.message[0].upper() + finding.message[1:], "bold"))
         if finding.rows or finding.episodes:
-            table.add_row("", Text(_place(finding), "dim"))
+            table.add_row("", Text(_place(finding)))
         table.add_row(
             "", Text(f"→ {finding.advice}" if not _ascii_only(console) else finding.advice)
         )

@@ -1,4 +1,4 @@
-"""`export` and `predict`: a checkpoint used by other programs."""
+"""`export`, `predict` and `push`: a checkpoint used by other programs and other people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 from rich.console import Console
 
-from rl_training.cli.options import CheckpointOption, RunArgument, chosen_run
+from rl_training.cli.options import CheckpointOption, RunArgument, chosen_run, whole_option
 from rl_training.cli.showing import BestOption, warn
 
 if TYPE_CHECKING:
@@ -48,6 +48,46 @@ def export(
         return
     for name, value in facts.items():
         out.print(f"{name}={value}", markup=False, highlight=False)
+
+
+def push(
+    run: RunArgument = None,
+    checkpoint: CheckpointOption = None,
+    repo: Annotated[
+        str | None, typer.Option("--repo", "-r", help="Repository, as user/name.", metavar="NAME")
+    ] = None,
+    best: BestOption = False,
+    episodes: Annotated[
+        int, whole_option(help="Episodes of the evaluation on the card; 0 for none.", min=0)
+    ] = 20,
+    private: Annotated[
+        bool, typer.Option("--private", help="A repository that others do not see.")
+    ] = False,
+    folder: Annotated[
+        Path | None, typer.Option(help="Write the files here and upload nothing.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Put an agent on the Hugging Face Hub, with a model card."""
+    from rl_training.errors import ConfigError
+    from rl_training.runtime.workflows import load_agent
+    from rl_training.tools.hub import push_agent
+
+    path = chosen_run("push", run, checkpoint)
+    if repo is None:
+        raise ConfigError(f"push needs a repository: rl-training push {path} --repo user/name")
+    agent = load_agent(path, best=best, warn=warn)
+    done = push_agent(agent, repo, run=path, episodes=episodes, private=private, folder=folder)
+    facts: dict[str, Any] = {"repository": done.repo, "files": list(done.files)}
+    facts |= {"folder": str(folder)} if done.url is None else {"url": done.url, "load": done.name}
+    if done.result is not None:
+        facts["eval_return_mean"] = done.result.metrics["eval_return_mean"]
+    if as_json:
+        out.print_json(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        shown = ",".join(value) if isinstance(value, list) else value
+        out.print(f"{name}={shown}", markup=False, highlight=False)
 
 
 def predict(

@@ -1,29 +1,31 @@
-"""What a person sees while a run goes on: a live bar in a terminal, plain lines elsewhere."""
+"""What a person sees of a run: a live bar in a terminal or a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import html
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from rl_training.cli.styles import BAR, EMPTY, NOTE, STRONG
+from rl_training.data.datasets.scores import SCORE
 from rl_training.experiment.grid import number_text, point_text
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.summary import FinalReturn, GroupSummary, SeedSummary
 
 REFRESH_SECONDS = 0.1
+NOTEBOOK_SECONDS = 0.5
+NOTEBOOK_BAR = 24
+"""Characters of the bar in a notebook."""
+NOTEBOOK_LINES = 10
+"""Newest evaluations and notes that stay below it."""
 WIDE = 100
 """Columns of a terminal in which the bar has room for everything."""
 MOST_SEEDS = 12
@@ -89,27 +91,18 @@ class ProgressDisplay(Callback):
         self.console = console
         self._clock = clock
         self._progress: Progress | None = None
-        self._last = -math.inf
+        self._last, self._started = -math.inf, 0.0
         self._pace = Pace(0.0, 0)
 
     def on_start(self, state: TrainerState) -> None:
         """Show what starts, and the bar."""
-        different = dict.fromkeys(state.seeds)
-        seeds = ", ".join(str(seed) for seed in different)
-        if len(state.seeds) > len(different):
-            seeds += f" at each of {len(state.seeds) // len(different)} points"
-        verb = f"resuming at step {state.start_step:,}" if state.start_step else "training"
-        self.console.print(
-            f"[bold]{state.algo}[/] on [bold]{state.env_id}[/], seed {seeds}: {verb}, "
-            f"{state.total_timesteps:,} steps; run folder [cyan]{escape(str(state.run_dir))}[/]",
-            highlight=False,
-        )
+        self.console.print(_heading(state))
         wide = self.console.width >= WIDE
-        elapsed = [TimeElapsedColumn()] if wide else []
+        elapsed = [TextColumn("{task.fields[elapsed]}")] if wide else []
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24 if wide else 8),
-            MofNCompleteColumn(),
+            BarColumn(24 if wide else 8, EMPTY, complete_style=BAR, finished_style=BAR),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
             TextColumn("{task.fields[speed]}"),
             *elapsed,
             TextColumn("eta {task.fields[eta]}"),
@@ -124,10 +117,12 @@ class ProgressDisplay(Callback):
             total=state.total_timesteps,
             completed=state.start_step,
             speed="",
+            elapsed=_duration(0),
             eta="-:--:--",
             info="",
         )
-        self._pace = Pace(self._clock(), state.start_step)
+        self._started = self._clock()
+        self._pace = Pace(self._started, state.start_step)
 
     def on_step(self, state: TrainerState) -> None:
         """Move the bar, at most ten times a second."""
@@ -140,6 +135,7 @@ class ProgressDisplay(Callback):
             self._task,
             completed=state.step,
             speed=f"{self._pace.speed:,.0f} steps/s",
+            elapsed=_duration(now - self._started),
             eta=_duration(self._pace.remaining(state.total_timesteps)),
             info=_info(state),
         )
@@ -151,22 +147,16 @@ class ProgressDisplay(Callback):
     def on_evaluation(self, state: TrainerState, returns: Sequence[Sequence[float]]) -> None:
         """Print a line that stays."""
         self._pace.evaluated()
-        count = sum(len(episodes) for episodes in returns)
-        mean, std = state.metrics["eval_return_mean"], state.metrics["eval_return_std"]
+        line = _evaluation_line(state, returns)
         losses = [f"{n} {state.metrics[n]:.3g}" for n in SHOWN if n in state.metrics][:3]
-        line = Text.assemble(
-            f"  step {state.step:>9,}  eval return ",
-            (f"{mean:9.2f}", "bold green"),
-            f" ± {std:<8.2f} ({count} episodes)",
-        )
         for loss in losses:  # as many as there is room for
             if line.cell_len + 2 + len(loss) <= self.console.width:
-                line.append(f"  {loss}", "dim")
+                line.append(f"  {loss}")
         self.console.print(line)
 
     def on_message(self, state: TrainerState, text: str) -> None:  # noqa: ARG002
         """Print a warning."""
-        self.console.print(f"[yellow]note:[/] {escape(text)}", highlight=False)
+        self.console.print(Text.assemble(("note:", NOTE), f" {text}"))
 
     def on_end(self, state: TrainerState) -> None:
         """Leave the bar at its last state."""
@@ -177,6 +167,77 @@ class ProgressDisplay(Callback):
             self._progress = None
             if state.stop_reason is not None:
                 self.console.print(f"stopped early: {state.stop_reason}", highlight=False)
+
+
+class NotebookDisplay(Callback):
+    """One display in a notebook's cell, rewritten in place: what starts, the bar, evaluations."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = -math.inf
+        self._pace = Pace(0.0, 0)
+        self._lines: list[str] = []
+        self._head = ""
+        self._handle: Any = None
+
+    def on_start(self, state: TrainerState) -> None:
+        """Show what starts."""
+        self._pace = Pace(self._clock(), state.start_step)
+        self._head, self._lines, self._handle = _heading(state).plain, [], None
+        self._show(state)
+
+    def on_step(self, state: TrainerState) -> None:
+        """Move the bar, at most twice a second: every change is a message to the browser."""
+        now = self._clock()
+        self._pace.step(now, state.step)
+        if now - self._last >= NOTEBOOK_SECONDS:
+            self._show(state)
+
+    def on_checkpoint(self, state: TrainerState, paths: Sequence[Path]) -> None:  # noqa: ARG002
+        """Take a save for a pause."""
+        self._pace.saved(self._clock())
+
+    def on_evaluation(self, state: TrainerState, returns: Sequence[Sequence[float]]) -> None:
+        """Add a line."""
+        self._pace.evaluated()
+        self._add(_evaluation_line(state, returns).plain)
+        self._show(state)
+
+    def on_message(self, state: TrainerState, text: str) -> None:
+        """Add a warning."""
+        self._add(f"note: {text}")
+        self._show(state)
+
+    def on_end(self, state: TrainerState) -> None:
+        """Leave the display at its last state."""
+        if state.stop_reason is not None:
+            self._add(f"stopped early: {state.stop_reason}")
+        self._pace.step(self._clock(), state.step)
+        self._show(state)
+
+    def _add(self, line: str) -> None:
+        self._lines = [*self._lines, line][-NOTEBOOK_LINES:]
+
+    def _show(self, state: TrainerState) -> None:
+        from IPython.display import display
+
+        self._last = self._clock()
+        done = min(1.0, state.step / state.total_timesteps)
+        filled = round(NOTEBOOK_BAR * done)
+        parts = (
+            f"{'█' * filled}{'░' * (NOTEBOOK_BAR - filled)} {done:4.0%}",
+            f"{state.step:,}/{state.total_timesteps:,}",
+            f"{self._pace.speed:,.0f} steps/s" if self._pace.speed else "",
+            f"eta {_duration(self._pace.remaining(state.total_timesteps))}",
+            _info(state),
+        )
+        text = "\n".join([self._head, "  ".join(filter(None, parts)), *self._lines])
+        page = f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
+        shown = {"text/plain": text, "text/html": page}
+        if self._handle is None:
+            self._handle = display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
 
 
 class QuietDisplay(Callback):
@@ -192,14 +253,48 @@ class QuietDisplay(Callback):
     def on_evaluation(self, state: TrainerState, returns: Sequence[Sequence[float]]) -> None:  # noqa: ARG002
         """Print one plain line."""
         mean = state.metrics["eval_return_mean"]
-        self.console.print(f"step={state.step} eval_return_mean={mean:.2f}", highlight=False)
+        score = f" {SCORE}={state.metrics[SCORE]:.2f}" if SCORE in state.metrics else ""
+        text = f"step={state.step} eval_return_mean={mean:.2f}{score}"
+        self.console.print(text, highlight=False)
 
 
 def display_for(console: Console, *, quiet: bool) -> Callback:
     """Return the display that suits where the output goes."""
+    if console.is_jupyter and not quiet:
+        return NotebookDisplay()
     if console.is_terminal and not quiet:
         return ProgressDisplay(console)
     return QuietDisplay(console)
+
+
+def _heading(state: TrainerState) -> Text:
+    """Say what starts."""
+    different = dict.fromkeys(state.seeds)
+    seeds = ", ".join(str(seed) for seed in different)
+    if len(state.seeds) > len(different):
+        seeds += f" at each of {len(state.seeds) // len(different)} points"
+    verb = f"resuming at step {state.start_step:,}" if state.start_step else "training"
+    return Text.assemble(
+        (state.algo, STRONG),
+        " on ",
+        (state.env_id, STRONG),
+        f", seed {seeds}: {verb}, {state.total_timesteps:,} steps; run folder ",
+        str(state.run_dir),
+    )
+
+
+def _evaluation_line(state: TrainerState, returns: Sequence[Sequence[float]]) -> Text:
+    """Say what an evaluation gave."""
+    count = sum(len(episodes) for episodes in returns)
+    mean, std = state.metrics["eval_return_mean"], state.metrics["eval_return_std"]
+    line = Text.assemble(
+        f"  step {state.step:>9,}  eval return ",
+        (f"{mean:9.2f}", STRONG),
+        f" ± {std:<8.2f} ({count} episodes)",
+    )
+    if SCORE in state.metrics:
+        line.append(f"  score {state.metrics[SCORE]:.1f}")
+    return line
 
 
 def _duration(seconds: float | None) -> str:
@@ -252,7 +347,7 @@ def print_group(console: Console, summary: GroupSummary) -> None:
     for member in top:
         table.add_row(*_cells(member, digits))
     if hidden:
-        table.add_row(*[""] * (1 + len(top[0].point)), f"{hidden} between", style="dim")
+        table.add_row(*[""] * (1 + len(top[0].point)), f"{hidden} between")
     for member in bottom:
         table.add_row(*_cells(member, digits))
     console.print()

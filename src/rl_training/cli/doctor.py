@@ -188,6 +188,6 @@ def print_report(console: Console, report: dict[str, Any]) -> None:
     levels = ", ".join(f"{name} {level}" for name, level in report["resume_levels"].items())
     table.add_row("resume", f"environments go on: {levels}")
     test = report["self_test"]
-    mark = "[green]passed[/]" if test["passed"] else "[red]FAILED[/]"
+    mark = "[bold]passed[/]" if test["passed"] else "[bold red]FAILED[/]"
     table.add_row("self-test", f"{mark} in {test['seconds']} s: {test['detail']}")
     console.print(table, highlight=False, soft_wrap=False)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rl_training.cli.data import err, out
 from rl_training.cli.options import only_way, whole_option
+from rl_training.cli.styles import NOTE
 
 if TYPE_CHECKING:
     from rl_training.ope.value import OfflineValue
@@ -161,14 +163,13 @@ def print_values(console: Console, found: tuple[OfflineValue, ...]) -> None:
         f"value: discounted by gamma {first.gamma:g} from the starts of episodes, {policy}; time "
         f"limits do not end it. data: recorded returns, cut where episodes end, which leaves out "
         f"{first.weight_beyond:.0%} of the discount's weight.",
-        style="dim",
         highlight=False,
         soft_wrap=False,
     )
     for value in found:
         if value.warning is not None:
-            text = f"warning: {value.checkpoint}: {value.warning}"
-            console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            text = f" {value.checkpoint}: {value.warning}"
+            console.print(Text.assemble(("warning:", NOTE), text), soft_wrap=True)
 
 
 def _cells(value: OfflineValue, several: bool) -> list[str]:

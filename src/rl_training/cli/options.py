@@ -60,7 +60,7 @@ RunArgument = Annotated[
     Path | None,
     typer.Argument(
         metavar="RUN",
-        help="Run folder, checkpoint folder, or file made by save().",
+        help="Run folder, checkpoint folder, file made by save(), or hf://user/name.",
         show_default=False,
     ),
 ]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from rl_training.cli.styles import NOTE
 from rl_training.runtime.callbacks import Callback, TrainerState
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class MadeUpWarning(Callback):
 
 
 def _warn(text: str) -> None:
-    sentence = Text.assemble(("warning:", "bold yellow"), " ", text)
+    sentence = Text.assemble(("warning:", NOTE), " ", text)
     # A terminal breaks lines between words, a file keeps the sentence in one.
     err.print(sentence, soft_wrap=not err.is_terminal)
 
@@ -90,11 +91,14 @@ def print_next(run: Path, run_dir: Path) -> None:
         f"{command} eval {run} --episodes 20",
         f"{command} resume {run_dir} --total-timesteps <more>",
     ]
-    if _has("imageio", "imageio_ffmpeg"):
-        lines.append(f"{command} record {run}")
-    if _has("jinja2"):
-        lines.append(f"{command} report {run_dir} -o report.html")
-    if _has("tensorboard"):
+    for modules, line in (
+        (("imageio", "imageio_ffmpeg", "pygame"), f"{command} record {run}"),
+        (("jinja2",), f"{command} report {run_dir} -o report.html"),
+        (("huggingface_hub",), f"{command} push {run} --repo <user>/<name>"),
+    ):
+        if _has(*modules):
+            lines.append(line)
+    if _has("tensorboard") and any(run_dir.rglob("tensorboard")):
         lines.append(f"{command.replace('rl-training', 'tensorboard')} --logdir {run_dir}")
     err.print("\nWhat next:", style="bold")
     for line in lines:

@@ -148,8 +148,11 @@ def warn(text: str) -> None:
 def _film_path(checkpoint: Path, step: int) -> Path:
     """Return where `report` finds the film, beside the run's logs; that of a copy is put here."""
     from rl_training.errors import DataError
+    from rl_training.experiment.hub import hub_name, is_hub_name
     from rl_training.runtime.checkpoints.resume import home_of
 
+    if is_hub_name(checkpoint):
+        return Path(f"{hub_name(checkpoint).repo.partition('/')[2]}.mp4")
     if checkpoint.is_file():
         return checkpoint.with_suffix(".mp4")
     target = (home_of(checkpoint) or Path()) / "videos" / f"step_{step}.mp4"
@@ -182,6 +185,7 @@ def _row_facts(row: Row) -> dict[str, Any]:
         "final": facts(row.final),
         "last": facts(row.last),
         "best": facts(row.best),
+        "score": facts(row.score),
         "runs": [str(run.folder) for run in row.method.runs],
     }
 
@@ -195,6 +199,7 @@ def _print_board(task: Task, rows: list[Row], by: str) -> None:
     out.print(f"\n[bold]{escape(task.name)}[/], by {by} return", highlight=False)
     beats = improvements(rows, by)
     others = [kind for kind in KINDS if kind != by]
+    scored = any(row.score is not None for row in rows)
     cells = []
     for place, row in enumerate(rows):
         below = beats[place][place + 1] if place + 1 < len(rows) else None
@@ -203,12 +208,14 @@ def _print_board(task: Task, rows: list[Row], by: str) -> None:
                 f"{place + 1}. {escape(row.method.label)}",
                 _cell(row.figure(by), with_interval=True),
                 *(_cell(row.figure(kind)) for kind in others),
+                *([_cell(row.score)] if scored else []),
                 str(len(row.method.runs)),
                 f"{row.steps:,}",
                 "" if below is None else f"{below.probability:.2f}",
             )
         )
-    columns = ("method", f"{by} IQM", *others, "seeds", "steps", "beats next")
+    score = ["score"] if scored else []
+    columns = ("method", f"{by} IQM", *others, *score, "seeds", "steps", "beats next")
     print_rows(out, columns, cells)
 
 

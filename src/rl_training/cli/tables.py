@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rl_training.cli.styles import STRONG
 from rl_training.experiment.presets import Measured, PresetFacts, preset_facts
 from rl_training.experiment.registry import algorithm_summaries, get_algorithm_spec
 from rl_training.resources import preset_names
@@ -236,13 +237,11 @@ def print_facts(console: Console, facts: dict[str, Any]) -> None:
     say(f"grid: {', '.join(facts['may_vary'])}")
     say("\n[bold]settings[/], for `-s key=value` or algo_kwargs of a YAML file")
     for field in facts["settings"]:
-        head = Text.assemble(
-            (field["key"], "bold"), f" = {field['default']}  ", (f"({field['type']})", "dim")
-        )
+        head = Text.assemble((field["key"], STRONG), f" = {field['default']}  ({field['type']})")
         _print_entry(console, head, field["meaning"])
     say("\n[bold]metrics[/]")
     for metric in facts["metrics"]:
-        _print_entry(console, Text(metric["name"], "bold"), metric["meaning"])
+        _print_entry(console, Text(metric["name"], STRONG), metric["meaning"])
 
 
 def _print_entry(console: Console, head: Text, meaning: str) -> None:

@@ -145,6 +145,11 @@ def _is_own_class(env_id: str) -> bool:
             f"environment {env_id!r}: {module_name!r} is not the name of a module; an own "
             "environment is named as module:Class, for instance my_tasks:Corridor"
         )
+    if module_name.endswith(".py"):
+        raise EnvError(
+            f"environment {env_id}: {module_name} is a file; name its module, "
+            f"{module_name.removesuffix('.py')}:{name}, with its folder on PYTHONPATH"
+        )
     module = import_named(module_name, f"environment {env_id}")
     # Importing may have registered the name, as Gymnasium's own `module:Registered-v0` form
     # expects.

@@ -22,7 +22,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from rl_training.envs.backends.kinds import Backend, Mode, Task, make_backend
+from rl_training.envs.backends.kinds import Backend, Mode, make_backend
+from rl_training.envs.backends.lanes import Task
 from rl_training.envs.options import learning_reward, with_task_reward
 from rl_training.envs.plain import State
 from rl_training.envs.probe import probe_env
@@ -107,12 +108,13 @@ class SeedVectorEnv:
             env_kwargs: See `make_env`.
             num_envs: How many for each seed.
             seeds: The seeds, see the module's docstring.
-            mode: `sync` in this process, `async` one process each, `ray` in actors of a cluster,
-                `native` all at once where there is such a version, `auto` that or sync.
+            mode: `sync` in this process, `async` in processes, `ray` in actors of a cluster,
+                `native` all at once where there is such a version, `auto` that or sync, for games
+                on four cores or more `async`.
             spec: The task's spec if it was probed before; None probes a throwaway instance.
             timeout: Seconds an `async` environment may take for one answer.
-            threads: CPU threads of a native version; 0 takes as many as pay, at most the cores.
-                Results do not depend on it.
+            threads: CPU threads of a native version, or processes of `async`; 0 takes as many as
+                pay, at most the cores. Results do not depend on it.
 
         Raises:
             ConfigError: `num_envs`, `seeds` or `mode` cannot be used.

@@ -273,9 +273,6 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
             f"environment {env_id or type(env.unwrapped).__name__} (index {index}, seed {seed})"
         )
         self.family: Family = choose_family(env)
-        self.pending_state: State | None = None
-        """Set from outside (`set_attr`) before `restore_pending` is called, for each environment "
-        "its own."""
         self.last_obs: Array = np.zeros(0)
         self._log = ReplayLog(env) if self.family == "replay" else None
         self._obs_shape = env.observation_space.shape
@@ -376,12 +373,6 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         if self.family == "mujoco":
             set_mujoco_state(base, state)
         return None
-
-    def restore_pending(self) -> str | None:
-        """Restore from `pending_state`."""
-        assert self.pending_state is not None, "set pending_state first"
-        state, self.pending_state = self.pending_state, None
-        return self.restore(state)
 
     def _restore_by_replay(self, state: State, log: ReplayLog) -> str | None:
         if state["level"] == "replay":

@@ -13,6 +13,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from rl_training.algorithms.config import AlgoConfig
+from rl_training.data.datasets.scores import ReferenceScores, reference_scores
 from rl_training.errors import ConfigError
 from rl_training.experiment.grid import Member, check_grid, members_of
 from rl_training.experiment.registry import get_algorithm_spec, import_plugin
@@ -69,8 +70,11 @@ class TrainConfig(Settings):
     device: str = Field(default="auto", json_schema_extra={"pattern": _DEVICE})
     """`auto`, `cpu`, `cuda` or `cuda:<n>`."""
     threads: Threads = 0
-    """CPU threads of PyTorch and of native environments. With 0, PyTorch takes `OMP_NUM_THREADS` or
-    what is fastest (a resumed run keeps its number), and environments as many cores as pay."""
+    """CPU threads of PyTorch; 0 takes `OMP_NUM_THREADS` or what is fastest, and a resumed run keeps
+    its number."""
+    env_threads: Threads = 0
+    """CPU threads of native environments, and processes of `async` ones; 0 takes as many cores as
+    pay. Results do not depend on it."""
     accelerate: Literal["auto", "off", "compile", "graph"] = "auto"
     """How updates run: eagerly (`off`), compiled from the first on (`compile`), compiled and
     captured in CUDA graphs (`graph`), or, on long runs, compiled beside the first part of the run
@@ -197,6 +201,22 @@ class TrainConfig(Settings):
         if goes_online and settings.get("online") is None:
             settings["online"] = {}
         return parse(spec.config_class, settings, "algo_kwargs.", _hint_for_setting)
+
+    @cached_property
+    def scores(self) -> ReferenceScores | None:
+        """What normalised scores are measured between: the task's, or what the data carries.
+
+        A task with other rules than the usual ones has none.
+        """
+        if self.env_kwargs.keys() - {"render_mode", "wrappers"}:
+            return None
+        known = reference_scores(self.env_id)
+        dataset_id = self.algo_kwargs.get("dataset_id")
+        if known is not None or not isinstance(dataset_id, str):
+            return known
+        from rl_training.data.datasets.minari import carried_scores
+
+        return reference_scores(dataset_id) or carried_scores(dataset_id)
 
     @cached_property
     def members(self) -> tuple[Member, ...]:
@@ -387,7 +407,8 @@ def _require_field(text: str, name: str, settings: type[AlgoConfig] | None) -> N
         classes.insert(0, settings)
     allowed = [field for model in classes for field in model.model_fields]
     owners = " or ".join(model.__name__ for model in classes)
-    raise ConfigError(f"--set {text}: {name} is not a field of {owners}{hint_for(name, allowed)}")
+    hint = hint_for(name, allowed) or "; `rl-training describe METHOD` lists a method's settings"
+    raise ConfigError(f"--set {text}: {name} is not a field of {owners}{hint}")
 
 
 def config_schema(algo: str) -> dict[str, Any]:

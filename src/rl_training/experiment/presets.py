@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,6 +12,11 @@ from rl_training.resources import ASSETS, preset_names, preset_path
 
 MEASURED = "measured.yaml"
 """Packaged figures of the learning gates; `python -m bench.evidence --render` writes them."""
+
+
+RESOLVED = "resolved.json"
+"""Packaged defaults of every method, and presets as they resolve; `scripts/update_docs.py` writes
+it.  The settings themselves are in the methods' files, which import PyTorch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +70,15 @@ def _facts(name: str, figure: dict[str, Any] | None) -> PresetFacts:
 
 def _kinds(settings: dict[str, Any]) -> set[object]:
     return {settings.get("dataset_kind"), settings.get("expert_dataset_kind")}
+
+
+def resolved_preset(name: str) -> dict[str, Any]:
+    """Return a packaged preset with every default filled in, as `TrainConfig.resolved` does."""
+    known = json.loads((ASSETS / RESOLVED).read_text(encoding="utf-8"))
+    own = known["presets"][name]
+    settings = known["methods"][own["algo"]] | own["algo_kwargs"]
+    resolved: dict[str, Any] = known["run"] | own | {"algo_kwargs": settings}
+    return resolved
 
 
 def random_return(env_id: str) -> float | None:

@@ -48,6 +48,8 @@ class Row:
     """Mean of the evaluations in the last tenth of the run."""
     best: Figure | None
     """Highest evaluation of the run: it flatters, since the highest of noisy figures is taken."""
+    score: Figure | None
+    """The same as `final` between a random policy's return, 0, and an expert's, 100."""
     steps: int
     """Steps that every seed has done."""
     seconds: float | None
@@ -120,9 +122,17 @@ def _row(method: Method) -> Row:
         final=_figure([run.evaluations[max(run.evaluations)] for run in evaluated]),
         last=_figure([_last(run) for run in evaluated]),
         best=_figure([max(run.evaluations.values()) for run in evaluated]),
+        score=_score(evaluated),
         steps=min(run.step for run in method.runs),
         seconds=float(np.mean(seconds)) if seconds else None,
     )
+
+
+def _score(evaluated: Sequence[Run]) -> Figure | None:
+    """Return the figure of the final scores, if every run has one."""
+    if not all(run.scores for run in evaluated):
+        return None
+    return _figure([run.scores[max(run.scores)] for run in evaluated])
 
 
 def _last(run: Run) -> float:

@@ -14,6 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from rl_training.data.datasets.scores import SCORE
 from rl_training.errors import ConfigError, DataError
 from rl_training.experiment.checkpoint.files import is_plain
 from rl_training.experiment.config import flat_settings
@@ -75,6 +76,11 @@ class Run:
     def evaluations(self) -> dict[int, float]:
         """Mean evaluation return by step."""
         return evaluations(self.folder)
+
+    @cached_property
+    def scores(self) -> dict[int, float]:
+        """Normalised score of each evaluation by step, where the task has one."""
+        return self.series("eval", SCORE)
 
     def series(self, kind: str, name: str) -> dict[int, float]:
         """Return a metric by step, where it is a finite number."""

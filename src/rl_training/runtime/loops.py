@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
-from rl_training.algorithms.sources import ReplaySettings, replay_settings
+from rl_training.algorithms.sources import Pacing, replay_settings
 from rl_training.algorithms.spec import Loop, Phase
 from rl_training.data.batch import RolloutBatch
 from rl_training.data.replay.storage import ReplayBuffer
@@ -41,6 +41,12 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     """Step the environments, keep what happened, and learn from draws of it."""
     config = replay_settings(learner.config)
     assert config is not None
+    # Numbers of the settings that every pass needs, read once.
+    pacing, learning_starts, random_steps = (
+        config.pacing,
+        config.learning_starts,
+        config.random_steps,
+    )
     replay = make_replay(config, envs.spec, envs.num_envs, learner)
     collector = Collector(envs, learner.device)
     phases = phases_of(session, learner, replay)
@@ -54,7 +60,8 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     session.register(learner, collector=collector, replay=replay, **phases.parts(), **own)
     session.counts = phases.counts
     session.begin(collector.start, phases.first, [*replay.notes, *phases.notes()])
-    planned = pretrain_updates(learner) + updates_due(config, 0, session.clock.planned.value)
+    due = updates_due(pacing, learning_starts, 0, session.clock.planned.value)
+    planned = pretrain_updates(learner) + due
     runner = ReplayRunner(session.accelerator, learner, batches, session.recorder, planned, acting)
     phases.before_loop(runner)
 
@@ -62,14 +69,15 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
         with torch.inference_mode():
             if acting is not None:
                 acting.begin_episodes(collector.starts())
-            if session.step < config.random_steps and not session.has_origin:
+            if session.step < random_steps and not session.has_origin:
                 return HostCopy.of(learner.random_action(envs.num_envs))
             return runner.act(collector.obs)
 
     while session.running():
         phases.before_pass(runner)
-        learner.set_progress(session.progress)
-        replay.set_progress(session.progress)
+        progress = session.progress
+        learner.set_progress(progress)
+        replay.set_progress(progress)
         seen = collector.step((ahead.take() or choose()).array())
         statistics.see(seen)
         step = seen.step
@@ -80,7 +88,7 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
         if session.config.overlap:
             # Before the updates: they run on the device while the environments take this step.
             ahead.put(choose())
-        due = updates_due(config, session.step - envs.num_envs, session.step)
+        due = updates_due(pacing, learning_starts, session.step - envs.num_envs, session.step)
         if due:
             learner.begin_round(replay)
             runner.update(due)
@@ -89,15 +97,17 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     return session.finish()
 
 
-def updates_due(config: ReplaySettings, before: int, now: int) -> int:
+def updates_due(pacing: Pacing, learning_starts: int, before: int, now: int) -> int:
     """Return how many updates belong to the steps from `before` (exclusive) to `now`.
 
     A round falls on every multiple of `train_frequency`, so nothing is owed from before
     `learning_starts` and nothing depends on how many environments share the steps.
     """
-    if now <= config.learning_starts:
+    if now <= learning_starts:
         return 0
-    return config.updates_by(now) - config.updates_by(max(before, config.learning_starts))
+    every, times, shared_by = pacing
+    done = max(before, learning_starts) // every * times // shared_by
+    return now // every * times // shared_by - done
 
 
 def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -> TrainResult:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rl_training.data.datasets.scores import SCORE, ReferenceScores
 from rl_training.errors import RLTrainingError
 
 
@@ -30,11 +31,13 @@ class EvalResult:
 
     returns: tuple[float, ...]
     step: int
+    scores: ReferenceScores | None = None
+    """What a normalised score is measured between, where the task has such returns."""
 
     @property
     def metrics(self) -> dict[str, float]:
         """Summary under the names that `TrainResult.metrics` uses."""
-        return summarize_returns(self.returns)
+        return summarize_returns(self.returns, self.scores)
 
 
 class TrainingInterrupted(RLTrainingError):
@@ -48,16 +51,22 @@ class TrainingInterrupted(RLTrainingError):
         self.run_dir, self.checkpoint = run_dir, checkpoint
 
 
-def summarize_returns(returns: Sequence[float]) -> dict[str, float]:
-    """Return mean, standard deviation, median, extremes and number; NaN when there are none."""
+def summarize_returns(
+    returns: Sequence[float], scores: ReferenceScores | None = None
+) -> dict[str, float]:
+    """Return mean, standard deviation, median, extremes and number; NaN when there are none.
+
+    With reference scores also the normalised score of the mean, under the name `SCORE`.
+    """
     if not returns:
         names = ("mean", "std", "median", "min", "max")
         return {**{f"eval_return_{name}": math.nan for name in names}, "eval_episodes": 0.0}
+    mean = statistics.fmean(returns)
     return {
-        "eval_return_mean": statistics.fmean(returns),
+        "eval_return_mean": mean,
         "eval_return_std": statistics.pstdev(returns),
         "eval_return_median": statistics.median(returns),
         "eval_return_min": min(returns),
         "eval_return_max": max(returns),
         "eval_episodes": float(len(returns)),
-    }
+    } | ({} if scores is None else {SCORE: scores.score(mean)})

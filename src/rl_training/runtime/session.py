@@ -112,7 +112,7 @@ class Session:
             self.seeds,
             deterministic=config.eval_deterministic,
             mode=config.vector_mode,
-            threads=config.threads,
+            threads=config.env_threads,
         )
         self._loggers: list[MetricLogger] = []
         self._started = self._last_save = time.monotonic()
@@ -382,7 +382,7 @@ class Session:
         returns = self._evaluator.evaluate(self.learner, self.config.eval_episodes, self.step)
         self.clock.last_returns.copy_(torch.tensor(returns, dtype=torch.float64))
         self.clock.evaluated_at.value = self.step
-        rows = [summarize_returns(episodes) for episodes in returns]
+        rows = [summarize_returns(episodes, self.config.scores) for episodes in returns]
         for row, logger in zip(rows, self._loggers, strict=True):
             logger.log("eval", self.step, row)
         means = torch.tensor([row["eval_return_mean"] for row in rows], dtype=torch.float64)
@@ -451,7 +451,8 @@ class Session:
     def _final_metrics(self, index: int) -> dict[str, float]:
         metrics = {"global_step": float(self.step)}
         evaluated = self.clock.evaluated_at.value >= 0
-        metrics |= summarize_returns(self.clock.last_returns[index].tolist() if evaluated else [])
+        returns = self.clock.last_returns[index].tolist() if evaluated else []
+        metrics |= summarize_returns(returns, self.config.scores)
         return metrics | self._counts()
 
     def _counts(self) -> dict[str, float]:

@@ -29,6 +29,7 @@ from rl_training.errors import (
 from rl_training.experiment.checkpoint.codec import MAX_TENSORS
 from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.hub import fetched, is_hub_name
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import new_run
 from rl_training.experiment.trackers import require_trackers
@@ -74,7 +75,7 @@ def train(
     Args:
         config: The run.
         from_checkpoint: Run or checkpoint to take networks from, in place of the configuration's;
-            the folder of a group gives each member its own.
+            the folder of a group gives each member its own, `hf://user/name` is on the hub.
         run_suffix: Appended to the name of the run's folder.
         callbacks: Observers of the run.
         stop_at: Save and stop at this step without evaluating, as if the run had been killed there.
@@ -85,7 +86,8 @@ def train(
     """
     given = config.from_checkpoint if from_checkpoint is None else from_checkpoint
     if given is not None:  # absolute, so that the run can be taken up from anywhere
-        config = config.replace(from_checkpoint=str(Path(given).expanduser().resolve()))
+        place = fetched(given) if is_hub_name(given) else Path(given)
+        config = config.replace(from_checkpoint=str(place.expanduser().resolve()))
     return _run(config, new_run(config, run_suffix), callbacks, stop_at=stop_at)
 
 
@@ -166,7 +168,7 @@ def _run(
                     config.all_seeds,
                     config.vector_mode,
                     spec=task,
-                    threads=config.threads,
+                    threads=config.env_threads,
                 )
             stack.callback(envs.close)
         # The caller, or a task's module that acts with a network, may have switched it off.

@@ -10,9 +10,9 @@ from rl_training.algorithms.sources import OfflineSettings, ReplaySettings
 from rl_training.data.replay.storage import ReplayBuffer
 
 
-def replay_step(learner: AnyLearner, replay: ReplayBuffer) -> StepOutput:
-    """Draw a batch, learn from it, and send new priorities back."""
-    batch = replay.sample(rows_per_update(learner))
+def replay_step(learner: AnyLearner, replay: ReplayBuffer, rows: int) -> StepOutput:
+    """Draw a batch of `rows` per seed, learn from it, and send new priorities back."""
+    batch = replay.sample(rows)
     output = learner.learn(batch)
     if batch.index is not None and output.priority is not None:
         replay.update_priorities(batch.index, output.priority)

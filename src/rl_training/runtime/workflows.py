@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from rl_training.algorithms.base import ActingState, AnyLearner
+from rl_training.data.datasets.scores import reference_scores
+from rl_training.envs.named_modules import only_imported_modules
 from rl_training.envs.probe import probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError, DataError, exit_is_error
@@ -27,6 +29,7 @@ from rl_training.experiment.checkpointing import (
     resolve_checkpoint,
 )
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.hub import fetched, hub_name, is_hub_name
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import run_lock
 from rl_training.runtime.callbacks import Callback
@@ -51,13 +54,24 @@ class LoadedAgent:
     config: TrainConfig
     env_spec: EnvSpec
     step: int
+    stranger: str | None = None
+    """Where on the hub it is from; what such an agent names is never imported."""
 
     def import_task(self) -> None:
         """Import the modules that the task's functions are in; for those who run the task itself.
 
         Loading imports nothing that a file names, so that a stranger's policy can be used.
+
+        Raises:
+            EnvError: When an agent of the hub names a module that is not imported yet.
         """
-        self.learner.see_task(self.env_spec, self.config.env_kwargs, may_import=True)
+        env_kwargs = self.config.env_kwargs
+        if self.stranger is None:
+            self.learner.see_task(self.env_spec, env_kwargs, may_import=True)
+            return
+        self.learner.see_task(self.env_spec, env_kwargs, may_import=False)
+        with only_imported_modules(self.stranger):
+            probe_env(self.config.env_id, env_kwargs)  # whatever it names is there from now on
 
     def predict(
         self, obs: ArrayLike, state: ActingState | None = None, *, deterministic: bool = True
@@ -118,7 +132,7 @@ def load_agent(
     """Load a learner from a checkpoint folder, a run folder (its newest good one) or a saved file.
 
     Args:
-        path: Where it is.
+        path: Where it is; `hf://user/name` is on the Hugging Face Hub.
         device: Where it shall act.
         best: Take the checkpoint with the best evaluation of the run instead of the newest.
         warn: Called with a sentence about each damaged checkpoint passed over.
@@ -126,6 +140,11 @@ def load_agent(
     Raises:
         CheckpointError: When there is none, or none that is whole.
     """
+    if is_hub_name(path):
+        name = str(hub_name(path))
+        single = load_single_file(fetched(path))
+        agent = agent_from(single.header, single.states["learner"], device)
+        return replace(agent, stranger=name)
     path = Path(path)
     if path.is_file():
         single = load_single_file(path)
@@ -212,13 +231,15 @@ def evaluate_agent(
         (base,),
         deterministic=agent.config.eval_deterministic if deterministic is None else deterministic,
         mode=agent.config.vector_mode,
-        threads=agent.config.threads,
+        threads=agent.config.env_threads,
     )
     try:
         returns = evaluator.evaluate(agent.learner, count, agent.step)[0]
     finally:
         evaluator.close()
-    return EvalResult(tuple(returns), agent.step)
+    same = env_id is None or env_id == agent.config.env_id
+    scores = agent.config.scores if same else reference_scores(str(env_id))
+    return EvalResult(tuple(returns), agent.step, scores)
 
 
 def predict_from_checkpoint(
@@ -258,6 +279,12 @@ def resume_training(
         CheckpointError: When there is nothing to resume from.
         RLTrainingError: When another process is training in the run's folder.
     """
+    if is_hub_name(path):
+        raise CheckpointError(
+            f"{hub_name(path)} holds the agent alone, without replay and environments, so training "
+            "cannot be resumed from it; begin a new run with its networks: rl-training train "
+            f"--from-checkpoint {hub_name(path)}, beside the method and the task"
+        )
     path = Path(path)
     if path.exists():  # absolute: environments may change the working directory during the run
         path = path.absolute()

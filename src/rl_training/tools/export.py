@@ -1,8 +1,9 @@
 """A policy as a file that other programs run: ONNX, or PyTorch's own exported program.
 
 What is exported is the deterministic policy from raw observations to actions in the task's units,
-normalisers and scaling inside, with the batch as free dimension.  Nothing leaves here without
-having been compared with the original on random observations.
+normalisers and scaling inside, with the batch as free dimension.  A method that remembers something
+(a plan, a belief) becomes a program that takes its state and gives the next one.  Nothing leaves
+here without having been compared with the original on random observations.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from rl_training._version import __version__
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError, DataError, MissingExtraError, SpecMismatch
 from rl_training.output_files import written_beside
+from rl_training.rng import Rng
 from rl_training.runtime.workflows import LoadedAgent
 
 Format = Literal["onnx", "torch"]
@@ -38,7 +40,14 @@ TOLERANCE = 1e-4
 FACTS = "rl_training"
 """Key of the description inside an exported file."""
 
-Run = Callable[[NDArray[Any]], NDArray[Any]]
+CHECKED_STEPS = 5
+"""Steps of an episode on which a program with a state is compared."""
+DRAWS = "draws"
+"""Entry of a state that counts the random draws so far."""
+
+Arrays = dict[str, NDArray[Any]]
+Run = Callable[[NDArray[Any], Arrays], tuple[NDArray[Any], Arrays]]
+"""An observation and a state to an action and the next state; a function has an empty one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +61,8 @@ class Exported:
     """Observations that were compared."""
 
 
-class Policy(nn.Module):
-    """Raw observations `[B, ...]` to actions in the task's units `[B, ...]`."""
+class _Exportable(nn.Module):
+    """What acts, as a module without the axis of seeds, on a copy of the learner."""
 
     low: Tensor
     high: Tensor
@@ -71,9 +80,8 @@ class Policy(nn.Module):
             self.register_buffer("low", _bounds(spec, "action_low"))
             self.register_buffer("high", _bounds(spec, "action_high"))
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """Choose actions."""
-        action = self._agent.learner.act(obs.unsqueeze(0), explore=False).squeeze(0)
+    def in_units(self, action: Tensor) -> Tensor:
+        """Return a learner's actions `[B, ...]` in the units of the task."""
         spec = self._agent.env_spec
         if spec.action_kind == "discrete":
             return action + spec.action_start
@@ -87,8 +95,68 @@ class Policy(nn.Module):
         return torch.minimum(torch.maximum(scaled, self.low), self.high).to(dtype)
 
 
+class Policy(_Exportable):
+    """Raw observations `[B, ...]` to actions in the task's units `[B, ...]`."""
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Choose actions."""
+        return self.in_units(self._agent.learner.act(obs.unsqueeze(0)).squeeze(0))
+
+
+class StatefulPolicy(_Exportable):
+    """Observations and a state to actions and the next state, each `[B, ...]`.
+
+    A state is what the learner's acting state holds, zero at the start of an episode, and the
+    number of random draws so far, from which the program draws by itself.
+    """
+
+    keys: Tensor
+
+    def __init__(self, agent: LoadedAgent) -> None:
+        super().__init__(agent)
+        start = self._agent.learner.initial_acting_state(1)
+        assert start is not None
+        self._start = start
+        (self._rng_name,) = (n for n, value in vars(start).items() if isinstance(value, Rng))
+        self.names = [name for name, value in vars(start).items() if isinstance(value, Tensor)]
+        self.register_buffer("keys", self._rng().keys)
+
+    @property
+    def free_batch(self) -> bool:
+        """Whether any number of environments can be acted in; parts compiled by shape need one."""
+        return not self._agent.learner.acting_parts(1)
+
+    def _rng(self) -> Rng:
+        rng: Rng = getattr(self._start, self._rng_name)
+        return rng
+
+    def initial(self, batch: int) -> dict[str, Tensor]:
+        """Return the state at the start of episodes."""
+        state = self._agent.learner.initial_acting_state(batch)
+        parts = {name: getattr(state, name).squeeze(0) for name in self.names}
+        return {DRAWS: torch.zeros((), dtype=torch.int64), **parts}
+
+    def forward(self, obs: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Choose actions and move the state on."""
+        rng = copy.copy(self._rng())
+        rng.as_tensors, rng.keys, rng.counter = True, self.keys, state[DRAWS].clone()
+        acting = copy.copy(self._start)
+        setattr(acting, self._rng_name, rng)
+        for name in self.names:
+            setattr(acting, name, state[name].unsqueeze(0).clone())
+        action = self._agent.learner.act_from(acting, obs.unsqueeze(0)).squeeze(0)
+        parts = {name: getattr(acting, name).squeeze(0) for name in self.names}
+        return self.in_units(action), {DRAWS: rng.counter, **parts}
+
+
 def _bounds(spec: EnvSpec, name: str) -> Tensor:
     return torch.tensor(getattr(spec, name), dtype=torch.float64).view(spec.action_shape)
+
+
+def exportable(agent: LoadedAgent) -> Policy | StatefulPolicy:
+    """Return an agent as the module that is exported."""
+    remembers = agent.learner.initial_acting_state(1) is not None
+    return (StatefulPolicy(agent) if remembers else Policy(agent)).eval()
 
 
 def export_agent(agent: LoadedAgent, target: Path, format: str = "onnx") -> Exported:
@@ -101,14 +169,13 @@ def export_agent(agent: LoadedAgent, target: Path, format: str = "onnx") -> Expo
 
     Raises:
         ConfigError: For another format.
-        SpecMismatch: When the policy is no function of the observation alone.
+        SpecMismatch: When the format cannot hold what the method does.
         MissingExtraError: When a package of the extra `export` is missing.
         DataError: When the file cannot be written, or does not do what the original does.
     """
     if format not in FORMATS:
         raise ConfigError(f"--format must be {' or '.join(FORMATS)}, got {format!r}")
-    require_function(agent)
-    policy = Policy(agent).eval()
+    policy = exportable(agent)
     write, read = (_write_onnx, _read_onnx) if format == "onnx" else (_write_torch, _read_torch)
     try:
         with written_beside(target, FORMATS[format]) as temporary:
@@ -122,7 +189,7 @@ def export_agent(agent: LoadedAgent, target: Path, format: str = "onnx") -> Expo
 def describe(agent: LoadedAgent) -> dict[str, Any]:
     """Return what a program that runs the file should know, as plain data."""
     spec = agent.env_spec
-    return {
+    facts = {
         "rl_training": __version__,
         "algo": agent.config.algo,
         "env_id": spec.env_id,
@@ -136,6 +203,14 @@ def describe(agent: LoadedAgent) -> dict[str, Any]:
         "action_low": spec.action_low,
         "action_high": spec.action_high,
     }
+    policy = exportable(agent)
+    if isinstance(policy, StatefulPolicy):
+        facts["batch"] = None if policy.free_batch else 1
+        facts["state"] = {
+            name: {"shape": list(part.shape[1:]), "dtype": str(part.dtype).removeprefix("torch.")}
+            for name, part in policy.initial(1).items()
+        }
+    return facts
 
 
 def require_function(agent: LoadedAgent) -> None:
@@ -146,9 +221,9 @@ def require_function(agent: LoadedAgent) -> None:
     """
     if agent.learner.initial_acting_state(1) is not None:
         raise SpecMismatch(
-            f"{agent.config.algo} cannot be exported: its action depends on what it remembers of "
-            "the episode (a plan or a belief), not on the observation alone; act with it in Python "
-            "or film it by `rl-training record`"
+            f"{agent.config.algo} has no policy module: its action depends on what it remembers of "
+            "the episode (a plan or a belief), not on the observation alone; use predict with "
+            "initial_state(), or export it as a program with a state"
         )
 
 
@@ -167,7 +242,7 @@ def _example(spec: EnvSpec, count: int, seed: int) -> NDArray[Any]:
     return generator.integers(low, high, size=shape, endpoint=True).astype(dtype)
 
 
-def _write_torch(policy: Policy, target: Path, agent: LoadedAgent) -> None:
+def _write_torch(policy: Policy | StatefulPolicy, target: Path, agent: LoadedAgent) -> None:
     facts = json.dumps(describe(agent))
     with _third_party_warnings():
         # To memory first: PyTorch's own writer answers a disk that refuses with a RuntimeError.
@@ -176,12 +251,26 @@ def _write_torch(policy: Policy, target: Path, agent: LoadedAgent) -> None:
     target.write_bytes(archive.getbuffer())
 
 
-def _program(policy: Policy, agent: LoadedAgent) -> torch.export.ExportedProgram:
+def _program(policy: Policy | StatefulPolicy, agent: LoadedAgent) -> torch.export.ExportedProgram:
     """Export the policy with the weights that it uses: critics stay at home."""
-    example = torch.from_numpy(_example(agent.env_spec, 3, 0))
-    shapes = {"obs": {0: torch.export.Dim("batch")}}
+    batch = torch.export.Dim("batch")
+    count = 3
+    shapes: dict[str, Any] = {"obs": {0: batch}}
+    arguments: tuple[Any, ...] = ()
+    if isinstance(policy, StatefulPolicy):
+        count = 3 if policy.free_batch else 1
+        start = policy.initial(count)
+        arguments = (start,)
+        parts = {name: {0: batch} if part.ndim else {} for name, part in start.items()}
+        shapes |= {"state": parts}
+    given = (torch.from_numpy(_example(agent.env_spec, count, 0)), *arguments)
+    dynamic = None if count == 1 else shapes
+
+    def export() -> torch.export.ExportedProgram:
+        return torch.export.export(policy, given, dynamic_shapes=dynamic)
+
     with torch.no_grad(), _third_party_warnings():
-        program = torch.export.export(policy, (example,), dynamic_shapes=shapes)
+        program = export()
         signature = program.graph_signature
         weights = signature.inputs_to_parameters
         unused = [
@@ -194,30 +283,36 @@ def _program(policy: Policy, agent: LoadedAgent) -> torch.export.ExportedProgram
         for name in unused:
             owner, _, last = name.rpartition(".")
             setattr(policy.get_submodule(owner), last, None)
-        return torch.export.export(policy, (example,), dynamic_shapes=shapes)
+        return export()
 
 
 def _read_torch(path: Path) -> Run:
     with _third_party_warnings():
         module = torch.export.load(path).module()
 
-    def run(obs: NDArray[Any]) -> NDArray[Any]:
+    def run(obs: NDArray[Any], state: Arrays) -> tuple[NDArray[Any], Arrays]:
+        tensors = {name: torch.from_numpy(part) for name, part in state.items()}
         with torch.no_grad():
-            action: NDArray[Any] = module(torch.from_numpy(obs)).numpy()
-        return action
+            given = torch.from_numpy(obs)
+            action, after = module(given, tensors) if state else (module(given), {})
+        return action.numpy(), {name: part.numpy() for name, part in after.items()}
 
     return run
 
 
-def _write_onnx(policy: Policy, target: Path, agent: LoadedAgent) -> None:
+def _write_onnx(policy: Policy | StatefulPolicy, target: Path, agent: LoadedAgent) -> None:
     _require("onnx", "onnxscript", "onnxruntime")
     import onnx
 
+    names = [DRAWS, *policy.names] if isinstance(policy, StatefulPolicy) else []
     with _third_party_warnings():
+        program = _program(policy, agent)
+        table = torch.export.default_decompositions()
+        table[torch.ops.aten.erfinv.default] = erfinv  # which ONNX does not have
         made = torch.onnx.export(
-            _program(policy, agent),
-            input_names=["obs"],
-            output_names=["action"],
+            program.run_decompositions(table) if names else program,
+            input_names=["obs", *(f"state_{name}" for name in names)],
+            output_names=["action", *(f"next_{name}" for name in names)],
             dynamo=True,
             verbose=False,
         )
@@ -233,11 +328,42 @@ def _read_onnx(path: Path) -> Run:
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
-    def run(obs: NDArray[Any]) -> NDArray[Any]:
-        action: NDArray[Any] = session.run(["action"], {"obs": obs})[0]
-        return action
+    def run(obs: NDArray[Any], state: Arrays) -> tuple[NDArray[Any], Arrays]:
+        given = {"obs": obs} | {f"state_{name}": part for name, part in state.items()}
+        action, *after = session.run(["action", *(f"next_{name}" for name in state)], given)
+        return action, dict(zip(state, after, strict=True))
 
     return run
+
+
+CENTRE = (
+    *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087),
+    *(-0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
+)
+TAIL = (
+    *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773),
+    *(-0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
+)
+
+
+def erfinv(x: Tensor) -> Tensor:
+    """Inverse error function by polynomials, right to a rounding of float32 (Giles, 2012).
+
+    "Approximating the erfinv function", GPU Computing Gems, with its single-precision table.
+    """
+    wide = x.double()
+    w = -torch.log((1 - wide) * (1 + wide))
+    centre = _polynomial(CENTRE, w - 2.5)
+    tail = _polynomial(TAIL, w.clamp(min=5.0).sqrt() - 3.0)
+    return (wide * torch.where(w < 5.0, centre, tail)).to(x.dtype)
+
+
+def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
+    """Horner's scheme, the highest power first."""
+    value = torch.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        value = value * x + coefficient
+    return value
 
 
 def _require(*modules: str) -> None:
@@ -265,29 +391,55 @@ def _third_party_warnings() -> Iterator[None]:
 
 
 def _compare(agent: LoadedAgent, run: Run) -> tuple[float, int]:
-    """Return the largest difference from the original, as a share of the range of actions.
+    """Return the largest difference from the original, and of how many observations.
+
+    Of actions it is a share of their range; entries of a state count like actions of range 1.
 
     Raises:
         DataError: When it is above `TOLERANCE`.
     """
-    largest = 0.0
-    spec = agent.env_spec
-    for index, count in enumerate(CHECKED_BATCHES):
-        obs = _example(spec, count, index + 1)
-        expected, found = agent.predict(obs), run(obs)
-        if found.shape != expected.shape or found.dtype != expected.dtype:
-            raise DataError(
-                f"the exported policy gives {found.dtype}{list(found.shape)} where the original "
-                f"gives {expected.dtype}{list(expected.shape)}"
-            )
-        difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
-        largest = max(largest, float((difference / _width(spec)).max()))
-    if largest > TOLERANCE:
+    original = exportable(agent)
+    if isinstance(original, StatefulPolicy):
+        batches = CHECKED_BATCHES[:2] if original.free_batch else (1,)
+        found = [_compare_episode(original, agent.env_spec, count, run) for count in batches]
+        largest, checked = max(found), sum(batches) * CHECKED_STEPS
+    else:
+        largest, checked = 0.0, sum(CHECKED_BATCHES)
+        for index, count in enumerate(CHECKED_BATCHES):
+            obs = _example(agent.env_spec, count, index + 1)
+            action, _ = run(obs, {})
+            largest = max(largest, _difference(agent.env_spec, agent.predict(obs), action))
+    if not largest <= TOLERANCE:
         raise DataError(
             f"the exported policy differs from the original by {largest:.2g} of the range of "
             f"actions, more than {TOLERANCE:g}; nothing was written"
         )
-    return largest, sum(CHECKED_BATCHES)
+    return largest, checked
+
+
+def _compare_episode(original: StatefulPolicy, spec: EnvSpec, count: int, run: Run) -> float:
+    """Return the largest difference over a few steps, each from the original's own state."""
+    largest, state = 0.0, original.initial(count)
+    for step in range(CHECKED_STEPS):
+        obs = _example(spec, count, step + 1)
+        action, after = run(obs, {name: part.numpy() for name, part in state.items()})
+        with torch.no_grad():
+            expected, state = original(torch.from_numpy(obs), state)
+        largest = max(largest, _difference(spec, expected.numpy(), action))
+        for name, part in state.items():
+            apart = np.abs(after[name].astype(np.float64) - part.double().numpy())
+            largest = max(largest, float(apart.max(initial=0.0)))
+    return largest
+
+
+def _difference(spec: EnvSpec, expected: NDArray[Any], found: NDArray[Any]) -> float:
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        raise DataError(
+            f"the exported policy gives {found.dtype}{list(found.shape)} where the original "
+            f"gives {expected.dtype}{list(expected.shape)}"
+        )
+    difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+    return float((difference / _width(spec)).max())
 
 
 def _width(spec: EnvSpec) -> NDArray[np.float64] | float:

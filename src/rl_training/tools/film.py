@@ -76,7 +76,7 @@ def record_agent(
     """
     if target.suffix not in FORMATS:
         raise ConfigError(
-            f"{target.name}: a film ends in {', '.join(FORMATS)}, got {target.suffix or 'nothing'}"
+            f"{target.name}: a video ends in {', '.join(FORMATS)}, got {target.suffix or 'nothing'}"
         )
     _check(episodes, fps, max_steps)
     open_writer = _writer_maker()

@@ -129,6 +129,8 @@ class Planned(TransitionLearner):
         return self._sampler().returns(obs, plans, noise, order)
 
     def _rate(self, obs: Tensor, plans: Tensor, noise: Tensor, order: Tensor) -> Tensor:
+        if not self._programs:
+            return self.rate_plans(obs, plans, noise, order)
         program = self._programs.get(tuple(plans.shape[1:3]), self.rate_plans)
         rated: Tensor = program(obs, plans, noise, order)
         return rated

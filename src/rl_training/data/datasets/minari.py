@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from rl_training.data.datasets.blocks import COLUMNS
 from rl_training.data.datasets.columns import RawData, assemble
 from rl_training.data.datasets.dataset import OfflineDataset
+from rl_training.data.datasets.scores import ReferenceScores
 from rl_training.data.datasets.units import any_in_row
 from rl_training.errors import DataError, MissingExtraError
 
@@ -88,6 +89,16 @@ def load_minari(
     raw = _read(stored, where)
     # Minari stores each episode by itself, so there is no end to look for.
     return assemble(raw, allow_nan=allow_nan, mark_ends=False)
+
+
+def carried_scores(dataset_id: str) -> ReferenceScores | None:
+    """Return the reference returns that a Minari dataset on this machine carries, if it does."""
+    try:
+        stored = _library().load_dataset(dataset_id, download=False)
+        low, high = (float(stored.storage.metadata[f"ref_{name}_score"]) for name in ("min", "max"))
+    except (MissingExtraError, OSError, KeyError, TypeError, ValueError):
+        return None
+    return ReferenceScores(low, high) if math.isfinite(low) and low < high < math.inf else None
 
 
 def _read(stored: Any, where: str) -> RawData:

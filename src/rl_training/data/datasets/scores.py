@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from rl_training.errors import DataError
 from rl_training.validation import suggest
 
+SCORE = "eval_score"
+"""Metric of an evaluation: 0 is a random policy's mean return, 100 an expert's."""
+
 
 @dataclass(frozen=True)
 class ReferenceScores:
@@ -19,6 +22,10 @@ class ReferenceScores:
 
     random: float
     expert: float
+
+    def score(self, value: float) -> float:
+        """Return `100 (value - random) / (expert - random)`."""
+        return 100.0 * (value - self.random) / (self.expert - self.random)
 
 
 TASKS = {
@@ -75,7 +82,7 @@ def normalized_score(name: str, value: float) -> float:
         raise DataError(
             f"there are no reference scores for {name!r}{near}; known are {', '.join(TASKS)}"
         )
-    return 100.0 * (value - scores.random) / (scores.expert - scores.random)
+    return scores.score(value)
 
 
 def _task_of(name: str) -> str | None:

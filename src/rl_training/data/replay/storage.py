@@ -238,21 +238,27 @@ class ReplayBuffer:
         """Store one step on another device: one transfer and one captured graph."""
         if self._staging is None:
             self._staging = Staging(self._staged_fields(), self.device)
+            self._staged = self._places_of_fields(self._staging.writable())
             # What the graph counts on from.
             self._next.set(self.inserted.value)
             self._store = Captured(self._store_staged, self.device)
-        staged = self._staged = self._staging.writable()
+        self._staging.writable()
         for name, value in zip(self.rows, self._values(step), strict=True):
-            if name in self._columns:
-                columns = staged[_TABLE][..., self._columns[name]]
-                columns[...] = value.reshape(columns.shape)
-            else:
-                staged[name][...] = value
+            self._staged[name][...] = value
         self._store()
         self._staging.mark_sent()
         count = self.inserted.value + self.num_envs
         self._next.moved(count)
         self._size.moved(min(count, self.drawable))
+
+    def _places_of_fields(self, staged: Mapping[str, Array]) -> dict[str, Array]:
+        """Return where each field of a step is written to, columns of the table among them."""
+        lead, table = (self.num_tables, self.num_envs), staged[_TABLE]
+        columns = {
+            name: table[..., column].reshape(*lead, *self._shapes[name])  # a view
+            for name, column in self._columns.items()
+        }
+        return {**staged, **columns}
 
     def _staged_fields(self) -> Fields:
         """Return what one step sends to the device."""

@@ -8,37 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from rl_training.cluster import connect, import_ray
-from rl_training.envs.backends.kinds import SyncEnvs, Task, Transition, make_wrapped, wrapped_state
+from rl_training.envs.backends.kinds import SyncEnvs
+from rl_training.envs.backends.lanes import (
+    LaneTask,
+    Task,
+    Transition,
+    split,
+    unwrapped_states,
+    wrapped_state,
+    wrapped_states,
+)
 from rl_training.envs.plain import State
 from rl_training.envs.snapshot import ResumeLevel, weakest_level
 from rl_training.envs.spec import Array
-from rl_training.errors import EnvError
+from rl_training.errors import EnvError, RemoteTraceback
 
 MOST_CALLS = 2_000
 """Calls kept to be repeated; then the actor's state is fetched, and they are forgotten."""
 MOST_REVIVALS = 3
 """How often in a row an actor may die over the same call."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaneTask(Task):
-    """Some lanes of a task, as a task of one seed."""
-
-    lanes: tuple[tuple[int, int], ...]
-    """(seed, index) of each."""
-
-    def makers(self) -> list[Any]:
-        """What makes each environment."""
-        return [
-            partial(make_wrapped, self.env_id, self.env_kwargs, index, seed)
-            for seed, index in self.lanes
-        ]
 
 
 class LaneWorker:
@@ -105,7 +98,7 @@ class RayEnvs:
         self._began = connect(self._ray)
         self._shape, self._timeout = task.shape, timeout
         self._actor = self._ray.remote(LaneWorker)
-        self._parts = [_Part(part) for part in _split(task, self._count(task))]
+        self._parts = [_Part(part) for part in split(task, self._count(task))]
         self._failed = 0
         self._closed = False
         self._level: ResumeLevel = "restart"  # until they have said otherwise
@@ -221,14 +214,11 @@ class RayEnvs:
                 part.base, part.calls = state, []
         envs = [env for state in states for env in state["envs"]]
         obs = np.concatenate([state["obs"] for state in states])
-        num_seeds, n = self._shape
-        lanes = [slice(seed * n, (seed + 1) * n) for seed in range(num_seeds)]
-        return [wrapped_state(obs[part].copy(), envs[part]) for part in lanes]
+        return wrapped_states(self._shape, obs, envs)
 
     def restore(self, states: Sequence[State]) -> list[str | None]:
         """Continue from snapshots."""
-        envs = [env for state in states for env in state["envs"]]
-        obs = np.concatenate([state["obs"] for state in states])
+        obs, envs = unwrapped_states(states)
         messages: list[str | None] = []
         start = 0
         for index, part in enumerate(self._parts):
@@ -245,6 +235,7 @@ class RayEnvs:
         reason: object = error
         if isinstance(error, self._ray.exceptions.RayTaskError):
             cause = error.cause
+            error.__cause__ = RemoteTraceback(str(error))  # its text is the traceback
             reason = cause if isinstance(cause, EnvError) else f"{type(cause).__name__}: {cause}"
         elif isinstance(error, self._ray.exceptions.GetTimeoutError):
             reason = f"gave no answer within {self._timeout:g} s"
@@ -263,20 +254,3 @@ class RayEnvs:
                 self._ray.kill(part.handle)
         if self._began:
             self._ray.shutdown()
-
-
-def _split(task: Task, count: int) -> list[LaneTask]:
-    """Cut a task into parts of as equal size as can be, lanes in order."""
-    lanes = [(seed, index) for seed in task.seeds for index in range(task.num_envs)]
-    parts = np.array_split(np.arange(len(lanes)), count)
-    return [
-        LaneTask(
-            env_id=task.env_id,
-            env_kwargs=task.env_kwargs,
-            spec=task.spec,
-            num_envs=len(part),
-            seeds=(task.seeds[0],),
-            lanes=tuple(lanes[i] for i in part),
-        )
-        for part in parts
-    ]

@@ -276,7 +276,10 @@ def _entries(path: Path, step: int | None) -> list[CheckpointEntry]:
     if not chosen:
         known = ", ".join(str(entry.step) for entry in entries[::-1]) or "none"
         wanted = "" if step is None else f" of step {step}"
-        raise CheckpointError(f"{path} holds no checkpoint{wanted}; its steps are: {known}.")
+        advice = (
+            f"its steps are: {known}" if entries else "give a run folder, or one of its checkpoints"
+        )
+        raise CheckpointError(f"{path} holds no checkpoint{wanted}; {advice}.")
     return chosen
 
 

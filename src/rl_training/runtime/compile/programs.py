@@ -40,7 +40,7 @@ LATE = 10**9
 
 def packed_step(learner: AnyLearner, replay: ReplayBuffer, metrics: Sequence[str]) -> Tensor:
     """Do `replay_step` and return the means of the metrics `[S, M]`."""
-    return _packed(learner, replay_step(learner, replay), metrics)
+    return _packed(learner, replay_step(learner, replay, rows_per_update(learner)), metrics)
 
 
 def packed_learning(learner: AnyLearner, metrics: Sequence[str], batch: TransitionBatch) -> Tensor:

@@ -60,7 +60,7 @@ from rl_training.runtime.compile.trace import (
     trace,
 )
 from rl_training.runtime.recorder import MetricRecorder
-from rl_training.runtime.updates import replay_step, steps_per_update
+from rl_training.runtime.updates import replay_step, rows_per_update, steps_per_update
 from rl_training.state import Counter, require_same_keys
 from rl_training.transfer import HostCopy
 
@@ -282,13 +282,15 @@ class ReplayRunner:
     ) -> None:
         self.accelerator, self.learner, self.replay = accelerator, learner, replay
         self.recorder, self.acting = recorder, acting
-        self._sources = replay_sources(learner, replay, recorder.names, acting)
+        self._rows = rows_per_update(learner)
         self.first_update = accelerator.first_update(
             planned, 1, steps_per_update(learner), acting_seconds(learner, replay.num_envs)
         )
         """From which update on programs are used; infinity is never."""
         self._switch_at = self.first_update
+        self._sources: dict[str, Source] = {}
         if self._switch_at < math.inf:
+            self._sources = replay_sources(learner, replay, recorder.names, acting)
             accelerator.prepare(list(self._sources.values()), replay.data_shape)
         self._act: Callable[[Tensor], Tensor] | None = None
         self._policy: CapturedPolicy | None = None
@@ -316,7 +318,7 @@ class ReplayRunner:
             count -= done
 
     def _eager_update(self, _: int) -> int:
-        output = replay_step(self.learner, self.replay)
+        output = replay_step(self.learner, self.replay, self._rows)
         self.recorder.record(UpdateResult(metrics=Metrics(output.metrics)))
         return 1
 
