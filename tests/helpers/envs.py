@@ -290,6 +290,30 @@ class OpenActionEnv(GridActionEnv):
         self.action_space = spaces.Box(-1.0, np.inf, (2, 3), np.float32)
 
 
+class SteeredImageEnv(gym.Env[Any, Any]):
+    """A bright column that a continuous action steers towards the middle; images, [1, 8, 8]."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(0, 255, (1, 8, 8), np.uint8)
+        self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.place, self.count = 0.0, 0
+
+    def _image(self) -> Any:
+        image = np.zeros((1, 8, 8), np.uint8)
+        image[0, :, int(np.clip(self.place + 4, 0, 7))] = 255
+        return image
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place, self.count = float(self.np_random.uniform(-4, 4)), 0
+        return self._image(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.place = float(np.clip(self.place + float(action[0]), -4, 3.9))
+        self.count += 1
+        return self._image(), -abs(self.place), False, self.count >= 12, {}
+
+
 class SingledOutEnv(BrokenEnv):
     """Breaks the contract only where it is seeded with `chosen`, so in one of many."""
 
@@ -356,27 +380,3 @@ class KeepsActionsEnv(DrivenCounterEnv):
     def step(self, action: Any) -> StepResult:
         self.kept.append(action)
         return super().step(action)
-
-
-class SteeredImageEnv(gym.Env[Any, Any]):
-    """A bright column that a continuous action steers towards the middle; images, [1, 8, 8]."""
-
-    def __init__(self) -> None:
-        self.observation_space = spaces.Box(0, 255, (1, 8, 8), np.uint8)
-        self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
-        self.place, self.count = 0.0, 0
-
-    def _image(self) -> Any:
-        image = np.zeros((1, 8, 8), np.uint8)
-        image[0, :, int(np.clip(self.place + 4, 0, 7))] = 255
-        return image
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.place, self.count = float(self.np_random.uniform(-4, 4)), 0
-        return self._image(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.place = float(np.clip(self.place + float(action[0]), -4, 3.9))
-        self.count += 1
-        return self._image(), -abs(self.place), False, self.count >= 12, {}

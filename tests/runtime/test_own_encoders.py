@@ -19,7 +19,7 @@ from rl_training.errors import ConfigError, RLTrainingError, SpecMismatch
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.models.own_encoder import StackedEncoder
-from rl_training.rng import Rng
+from rl_training.rng import Rng, ShapeRng
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
 from rl_training.testing.contract import (
@@ -115,6 +115,17 @@ def test_pytorchs_own_generator_is_left_alone() -> None:
     assert all(
         torch.equal(p, q) for p, q in zip(first.parameters(), second.parameters(), strict=True)
     )
+
+
+def test_a_module_that_needs_numbers_to_be_made_is_outlined_with_them() -> None:
+    def measured(shape: tuple[int, ...]) -> nn.Module:
+        sample = torch.from_numpy(np.ones((1, *shape), np.float32))
+        inner = nn.Sequential(nn.Linear(shape[0], 7), nn.ReLU())
+        return nn.Sequential(inner, nn.Linear(int(inner(sample).shape[1]), 3))
+
+    outline = StackedEncoder(measured, (4,), "float32", ShapeRng(1, 100), "mine")
+    assert outline.embedding_dim == 3
+    assert {p.device.type for p in outline.parameters()} == {"meta"}
 
 
 class Counting(nn.Module):

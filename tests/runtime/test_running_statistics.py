@@ -21,6 +21,7 @@ from rl_training.data.normalizer import DiscountedReturns, ReturnScale, RunningN
 from rl_training.errors import ConfigError, SpecMismatch
 from rl_training.experiment.checkpointing import open_checkpoint
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
+from rl_training.runtime.running_statistics import RunningStatistics
 from rl_training.runtime.train import train
 from rl_training.runtime.verify import verify_resume
 from rl_training.testing.contract import (
@@ -202,6 +203,32 @@ def test_a_run_is_cut_and_goes_on_to_the_bit(
     settings = BOTH | changes.pop("algo_kwargs", {})
     report = verify_resume(small_config(algo, tmp_path, algo_kwargs=settings, **changes), 90)
     assert report.identical, report
+
+
+def test_an_episode_that_began_anew_on_resume_has_a_return_of_its_own() -> None:
+    learner, _ = build("sac", **BOTH)
+    statistics = RunningStatistics(learner, 2)
+    returns = statistics.parts()["returns"]
+    assert isinstance(returns, DiscountedReturns)
+    returns.returns.fill_(5.0)
+    statistics.begin(torch.tensor([[True, False]]))
+    assert returns.returns.tolist() == [[0.0, 5.0]]
+
+
+def test_seeds_side_by_side_do_what_each_does_alone(tmp_path: Path) -> None:
+    """Whole runs, with an optimizer of other moments beside the statistics."""
+    settings = BOTH | {"optimizer": {"type": "sgd", "momentum": 0.9}}
+    group = train(small_config("sac", tmp_path / "group", seeds=[3, 5], algo_kwargs=settings))
+    members = sorted(path.parent for path in Path(group.run_dir).glob("*/checkpoints"))
+    assert len(members) == 2
+    for seed, member in zip((3, 5), members, strict=True):
+        alone = train(small_config("sac", tmp_path / f"{seed}", seed=seed, algo_kwargs=settings))
+        states = [open_checkpoint(path).states["learner"] for path in (alone.run_dir, member)]
+        single, together = (flat_state(state) for state in states)
+        assert single.keys() == together.keys()
+        for name, value in single.items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                torch.testing.assert_close(value, together[name], rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_evaluation_uses_frozen_statistics_and_pays_the_tasks_own_reward(tmp_path: Path) -> None:

@@ -54,10 +54,10 @@ class StackedEncoder(nn.Module):
         shape, on_meta = tuple(obs_shape), rng.device.type == "meta"
         modules = []
         for seed in rng.foreign_seeds():
-            with _own_generator(seed), torch.device("meta" if on_meta else "cpu"):
-                module, width = _tried(make, shape, name)
-                if not on_meta:
-                    _require_function(module, shape, name)
+            with _own_generator(seed):
+                module, width = (
+                    _outlined(make, shape, name) if on_meta else _made(make, shape, name)
+                )
             modules.append(module.to(rng.device))
         self.obs_dim, self.embedding_dim = math.prod(shape), width
         self.network = modules[0]
@@ -113,6 +113,23 @@ def _own_generator(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
+
+
+def _made(make: EncoderFunction, shape: tuple[int, ...], name: str) -> tuple[nn.Module, int]:
+    """Make a module that can be trained here; returns the width of its features too."""
+    with torch.device("cpu"):
+        module, width = _tried(make, shape, name)
+        _require_function(module, shape, name)
+    return module, width
+
+
+def _outlined(make: EncoderFunction, shape: tuple[int, ...], name: str) -> tuple[nn.Module, int]:
+    """Make a module without memory, or, where it needs numbers to be made, with it."""
+    try:
+        with torch.device("meta"):
+            return _tried(make, shape, name)
+    except SpecMismatch:
+        return _made(make, shape, name)
 
 
 def _tried(make: EncoderFunction, shape: tuple[int, ...], name: str) -> tuple[nn.Module, int]:

@@ -60,6 +60,7 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     session.register(learner, collector=collector, replay=replay, **phases.parts(), **own)
     session.counts = phases.counts
     session.begin(collector.start, phases.first, [*replay.notes, *phases.notes()])
+    statistics.begin(collector.starts())
     due = updates_due(pacing, learning_starts, 0, session.clock.planned.value)
     planned = pretrain_updates(learner) + due
     runner = ReplayRunner(session.accelerator, learner, batches, session.recorder, planned, acting)
@@ -119,6 +120,7 @@ def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) ->
     statistics = RunningStatistics(learner, envs.num_envs)
     session.register(learner, collector=collector, **phases.parts(), **statistics.parts())
     session.begin(collector.start, phases.first, phases.notes())
+    statistics.begin(collector.starts())
     rows = num_steps * envs.num_envs
     planned = session.clock.planned.value // rows
     runner = RolloutRunner(session.accelerator, learner, planned, rows)

@@ -7,6 +7,7 @@ are the returns of the episodes in progress, which belong to the environments.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner
 from rl_training.runtime.checkpoints.saver import Part
@@ -24,6 +25,14 @@ class RunningStatistics:
     def parts(self) -> dict[str, Part]:
         """Return what a checkpoint must hold beside the learner, by name."""
         return {} if self._returns is None else {"returns": self._returns}
+
+    def begin(self, starts: Tensor) -> None:
+        """Begin the returns of episodes that are at their start `[S, n]`, once a run is restored.
+
+        An environment whose state could not be kept has begun a new episode by then.
+        """
+        if self._returns is not None:
+            self._returns.returns.masked_fill_(starts, 0.0)
 
     def see(self, seen: CollectedStep) -> None:
         """Take in a step of all environments."""
