@@ -125,7 +125,7 @@ def test_quantiles_are_picked_by_action() -> None:
 
 def test_another_encoder_can_stand_before_the_head() -> None:
     class Pixels(nn.Module):
-        embedding_dim = 9
+        obs_dim = embedding_dim = 9
 
         def forward(self, obs: torch.Tensor) -> torch.Tensor:
             return obs.flatten(2)

@@ -438,7 +438,7 @@ def test_a_run_goes_on_where_its_mode_has_changed(
     tmp_path: Path, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run under `auto` may have begun before there was a native version, or end without one."""
-    changes: dict[str, Any] = {"env_id": "HalfCheetah-v5", "num_envs": 2, "threads": 1}
+    changes: dict[str, Any] = {"env_id": "HalfCheetah-v5", "num_envs": 2, "env_threads": 1}
     messages = Messages()
     whole = train(tiny_config("sac", tmp_path, run_name="whole", **changes), callbacks=[messages])
     way = "2 environments run in vector_mode native: all at once on one thread of mujoco.batch"

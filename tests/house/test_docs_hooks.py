@@ -68,7 +68,7 @@ def test_the_api_page_describes_what_people_call(hooks: ModuleType) -> None:
     page = hooks.api_page()
     for name in ("Agent", "train", "load_agent", "export_agent", "interquartile_mean"):
         assert f"## `{name}`" in page
-    assert "- `path`: Where it is." in page
+    assert "- `path`: Where it is; `hf://user/name` is on the Hugging Face Hub." in page
     assert not re.search(r"0x[0-9a-f]{6}", page)
 
 
