@@ -50,6 +50,7 @@ def test_commands_use_readable_colours_alone(words: list[str], tmp_path: Path) -
     assert "\x1b[" in text, "nothing is coloured, so nothing was tested"
 
 
+@pytest.mark.matrix
 def test_a_whole_run_does(tmp_path: Path) -> None:
     config = write_tiny(tmp_path, "iql", algo_kwargs={"eval_interval": 32})
     text = coloured(tmp_path, "train", "-c", config)

@@ -159,7 +159,7 @@ class Broken(gymnasium.Env):
 """
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.matrix), "async"])
 def test_an_environments_own_line_is_named_and_its_traceback_kept(
     mode: str, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def returns_of(
         evaluator.close()
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize(("algo", "task", "settings"), CASES)
 def test_stochastic_evaluation_leaves_no_trace_and_can_be_repeated(
     algo: str, task: str, settings: dict[str, Any]

@@ -211,6 +211,7 @@ def test_the_setting_reaches_every_network_and_no_single_number(algo: str, kind:
             assert optimizer.decoupled == (name not in SINGLE_NUMBERS)
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize("kind", ["sgd_momentum", "rmsprop_centred", "adamw"])
 @pytest.mark.parametrize("algo", algorithm_names())
 def test_an_update_reads_nothing_back_and_its_state_goes_on_to_the_bit(

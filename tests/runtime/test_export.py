@@ -104,7 +104,7 @@ SHORT: dict[str, Any] = {"planning_horizon": 3, "planning_iterations": 2}
 @pytest.mark.parametrize(
     "settings",
     [
-        {"planner": "cem"},
+        pytest.param({"planner": "cem"}, marks=pytest.mark.matrix),
         pytest.param({"planner": "icem"}, marks=pytest.mark.matrix),
         pytest.param({"planner": "mppi", "trajectory_sampling": "ts1"}, marks=pytest.mark.matrix),
     ],

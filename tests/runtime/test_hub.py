@@ -286,7 +286,7 @@ def test_a_name_survives_being_a_path(text: str) -> None:
         hub_name("hf://me/a/b")
 
 
-@pytest.mark.expensive
+@pytest.mark.matrix
 def test_the_variables_of_the_hubs_library_are_obeyed(run: Path, tmp_path: Path) -> None:
     """A process of its own with HF_ENDPOINT, as a person behind a mirror would have it."""
     pytest.importorskip("huggingface_hub")

@@ -191,13 +191,13 @@ def test_stacked_seeds_equal_single_ones(algo: str) -> None:
     ("algo", "task"),
     [
         ("sac", None),
-        ("td3", None),
-        ("ppo", None),
-        ("dqn", None),
-        ("sac", STEERED),
-        ("td3", STEERED),
+        pytest.param("td3", None, marks=pytest.mark.matrix),
+        pytest.param("ppo", None, marks=pytest.mark.matrix),
+        pytest.param("dqn", None, marks=pytest.mark.matrix),
+        pytest.param("sac", STEERED, marks=pytest.mark.matrix),
+        pytest.param("td3", STEERED, marks=pytest.mark.matrix),
         ("ppo", PIXEL_TASK),
-        ("dqn", PIXEL_TASK),
+        pytest.param("dqn", PIXEL_TASK, marks=pytest.mark.matrix),
     ],
 )
 def test_a_run_is_cut_and_goes_on_to_the_bit(algo: str, task: str | None, tmp_path: Path) -> None:
