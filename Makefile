@@ -12,10 +12,10 @@ train: $(STAMP)  ## Train SAC on Pendulum-v1 until it is solved, and say what to
 	@$(BIN)/rl-training train --config sac/pendulum_first_run
 
 test: $(STAMP)  ## The tests that CI runs: cheap ones of every method, expensive ones of four.
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: $(STAMP)  ## The whole matrix: every test of every method but the slow ones.
-	$(BIN)/python -m pytest -n 2 -m "$(ALL)"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "$(ALL)"
 
 check: $(STAMP)  ## Formatting, lint and types.
 	$(BIN)/ruff format --check .
