@@ -134,9 +134,10 @@ class Evaluator:
 
         if state is None and learner.device.type == "cuda":
             # One by one, the launches of its small operations take most of an evaluation's time.
+            fresh = rng.state_dict()  # to be captured, the policy is tried, which draws
             if self._captured is None or not self._captured.fits(learner, obs):
                 self._captured = _CapturedPolicy(learner, act, rng, obs)
-            self._captured.rng.load_state_dict(rng.state_dict())
+            self._captured.rng.load_state_dict(fresh)
             if self._captured.policy is not None:
                 return self._captured.policy
         return lambda obs: HostCopy.of(act(torch.from_numpy(obs).to(learner.device)))
