@@ -264,7 +264,7 @@ class Session:
         if self.step < self._next_event and not self._signals.received:
             for callback in self._watchers:
                 callback.on_step(self.state)
-            if self._watchers and self._is_asked():
+            if self._watchers and (self._signals.received or self._is_asked()):
                 self.pause(self._obey_callbacks())
             return
         if self.crossed(self.config.log_interval):
