@@ -106,6 +106,15 @@ class Optimizer(Stateful):
         """Return what a step changes, `[S, ...]` each."""
         raise NotImplementedError
 
+    def reset(self) -> None:
+        """Forget all steps, as if the optimizer had just been made; parameters stay."""
+        with torch.no_grad():
+            for tensor in self._held()[len(self.parameters) :]:
+                tensor.zero_()
+            count: Tensor | None = getattr(self, "step_count", None)
+            if count is not None:
+                count.zero_()
+
     def _masked_step(
         self, gradients: list[Tensor], active: Tensor, divisor: Tensor | None = None
     ) -> None:

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rl_training.errors import ConfigError
 from rl_training.models.dynamics import (
     Assignment,
     Members,
@@ -85,7 +86,15 @@ class ModelEnv:
             penalty: Largest norm of predicted deviations, deviation of the members' means, or 0.
             termination: When episodes end; None is the model's own head, or never without one.
             reward: A known reward in place of the learned one.
+
+        Raises:
+            ConfigError: When the reward is neither known nor learned.
         """
+        if reward is None and not model.learn_reward:
+            raise ConfigError(
+                "the dynamics ensemble does not learn the reward (model_learn_reward is false), "
+                "and none is known; set reward_function, or let it learn the reward"
+            )
         self.model, self.rng, self.sampling, self.penalty = model, rng, sampling, penalty
         self.termination, self.reward = termination, reward
 
@@ -106,10 +115,10 @@ class ModelEnv:
         elite = self.model.elites.gather(1, assignment.slot)  # [S, B]
         predicted, penalty = self._predict(x, elite, assignment, members)
         drawn = sample_gaussian(predicted, self.rng)
-        next_obs = obs + drawn[..., :-1]
-        reward = drawn[..., -1]
-        if self.reward is not None:
-            reward = self.reward(obs, action, next_obs)
+        next_obs = self.model.next_obs(obs, drawn)
+        # Without a known reward the model has one.
+        known = self.reward
+        reward = drawn[..., -1] if known is None else known(obs, action, next_obs)
         finite = torch.isfinite(next_obs).all(-1) & torch.isfinite(reward)
         return Imagined(
             obs=obs,

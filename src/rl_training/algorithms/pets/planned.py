@@ -161,6 +161,11 @@ class Planned(TransitionLearner):
         if self._not_imported is not None:
             raise self._not_imported
         reward, termination = self._functions
+        if reward is None and not getattr(self.dynamics_model, "learn_reward", True):
+            raise ConfigError(
+                "algo_kwargs.model_learn_reward is false, so the reward must be known; name a "
+                "reward_function, or let the model learn the reward"
+            )
         return TrajectorySampler(
             model=self.dynamics_model,
             particles=self.config.planning_particles,

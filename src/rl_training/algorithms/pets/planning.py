@@ -190,7 +190,12 @@ class TrajectorySampler:
         assert mean is not None
         assert logvar is not None
         deviation = torch.exp(0.5 * logvar[..., :size])
-        next_obs = obs + torch.addcmul(mean[..., :size], deviation, noise)
+        drawn = torch.addcmul(mean[..., :size], deviation, noise)
+        model = self.model
+        if isinstance(model, MLPMOPOEnsembleModel):
+            next_obs = model.next_obs(obs, drawn)
+        else:
+            next_obs = obs + drawn
         reward = mean[..., -1] if self.reward is None else self.reward(obs, action, next_obs)
         if self.termination is not None:
             return next_obs, reward, self.termination(obs, action, next_obs)
