@@ -208,6 +208,11 @@ def max_aleatoric(logvar: Tensor) -> Tensor:
     return logvar.exp().sum(-1).amax(1).sqrt()
 
 
+def max_mean_deviation(mean: Tensor) -> Tensor:
+    """MOPO's ablation `[S, B]`: the largest distance of a member's mean from the mean of all."""
+    return (mean - mean.mean(1, keepdim=True)).square().sum(-1).amax(1).sqrt()
+
+
 def mean_disagreement(mean: Tensor) -> Tensor:
     """How far the members' means spread `[S, B]`: their deviation, averaged over outputs."""
     return mean.std(1, correction=0).mean(-1)

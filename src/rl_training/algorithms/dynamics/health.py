@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.dynamics.rollout import Imagined, Penalty
+from rl_training.algorithms.dynamics.rollout import Imagined, Penalty, uncertainty
 from rl_training.data.replay.storage import ReplayBuffer
-from rl_training.models.dynamics import max_aleatoric, mean_disagreement, take_rows
+from rl_training.models.dynamics import take_rows
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
 from rl_training.rng import Rng
 
@@ -65,9 +65,9 @@ def penalty_correlation(
     Near 1 the penalty points at what the model does not know, at 0 it is noise.
     """
     size = model.obs_dim + model.action_dim
-    mean, logvar, _ = model.members()(rows[..., :size].unsqueeze(1))
-    guess = mean_disagreement(mean) if penalty == "disagreement" else max_aleatoric(logvar)
-    error = (model.targets(rows) - mean.mean(1)).square().sum(-1).sqrt()
+    predicted = model.members()(rows[..., :size].unsqueeze(1))
+    guess = uncertainty(penalty, predicted, model.obs_dim)
+    error = (model.targets(rows) - predicted.mean.mean(1)).square().sum(-1).sqrt()
     guess, error = guess - guess.mean(1, keepdim=True), error - error.mean(1, keepdim=True)
     size_of_both = (guess.square().sum(1) * error.square().sum(1)).sqrt()
     return (guess * error).sum(1) / size_of_both.clamp(min=1e-12)
