@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl_training.data.replay.storage import StepArrays
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.step import Step
 from rl_training.state import StateDict, require_same_keys
@@ -22,12 +23,23 @@ WINDOW = 100
 """Episodes over which training returns are averaged."""
 
 
+AHEAD = "ahead"
+"""Name of `ActionAhead` in a checkpoint; those of before it was always there lack it."""
+
+
 class CollectedStep(NamedTuple):
     """One step of all environments: what was seen, done, and what came of it."""
 
     obs: NDArray[Any]
     action: NDArray[Any]
     step: Step
+
+    @property
+    def transition(self) -> StepArrays:
+        """What a replay keeps of it."""
+        step = self.step
+        ends = (step.terminated, step.truncated)
+        return StepArrays(self.obs, self.action, step.reward, step.final_obs, *ends)
 
 
 class Collector:
@@ -114,14 +126,17 @@ class Collector:
 
 
 class ActionAhead:
-    """The action that was chosen before the newest updates, where acting overlaps with them."""
+    """The action of the next step, where it was chosen at the end of the step before.
+
+    That is so where acting overlaps with the updates, and where a pass is one graph of the device.
+    """
 
     def __init__(self, num_seeds: int, num_envs: int, action_shape: tuple[int, ...]) -> None:
         self._shape = (num_seeds, num_envs, *action_shape)
         self._action: HostCopy | None = None
 
-    def put(self, action: HostCopy) -> None:
-        """Keep an action for the next step; it may still be on its way to the host."""
+    def put(self, action: HostCopy | None) -> None:
+        """Keep an action for the next step, if there is one; it may still be on its way."""
         self._action = action
 
     def take(self) -> HostCopy | None:

@@ -20,7 +20,8 @@ class RunningStatistics:
     def __init__(self, learner: AnyLearner, num_envs: int) -> None:
         self._learner = learner
         self._returns = learner.initial_returns(num_envs)
-        self._idle = self._returns is None and not learner.counts_observations
+        self.idle = self._returns is None and not learner.counts_observations
+        """Whether there is nothing to show."""
 
     def parts(self) -> dict[str, Part]:
         """Return what a checkpoint must hold beside the learner, by name."""
@@ -36,7 +37,7 @@ class RunningStatistics:
 
     def see(self, seen: CollectedStep) -> None:
         """Take in a step of all environments."""
-        if self._idle:
+        if self.idle:
             return
         step, device = seen.step, self._learner.device
         arrays = (seen.obs, step.reward, step.terminated | step.truncated)

@@ -32,6 +32,7 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import MAX_THREADS, TrainConfig
 from rl_training.experiment.runs import mark_saved, run_id
+from rl_training.runtime.collector import AHEAD
 from rl_training.runtime.health.diagnostics import non_finite
 from rl_training.state import require_same_keys, tensors_in
 from rl_training.validation import parse
@@ -54,6 +55,8 @@ class Part(Protocol):
 
 ADJUSTMENTS = "adjustments"
 """Part of a checkpoint that says what callbacks have changed."""
+LATER_PARTS = (ADJUSTMENTS, AHEAD)
+"""Parts that checkpoints have not always had."""
 
 
 class RunHeader(BaseModel):
@@ -246,9 +249,9 @@ def restore_parts(loaded: Sequence[LoadedCheckpoint], parts: Mapping[str, Any]) 
         CheckpointError: When a state cannot be used.
     """
     messages: list[str] = []
-    if any(ADJUSTMENTS not in checkpoint.states for checkpoint in loaded):
-        # Checkpoints of before callbacks could change anything: nothing was changed.
-        parts = {name: part for name, part in parts.items() if name != ADJUSTMENTS}
+    # Older checkpoints lack these: no callback could change anything, no action was chosen ahead.
+    missing = {name for name in LATER_PARTS for saved in loaded if name not in saved.states}
+    parts = {name: part for name, part in parts.items() if name not in missing}
     for checkpoint in loaded:
         require_same_keys(parts, checkpoint.states, str(checkpoint.path))
     for name, part in parts.items():
