@@ -80,7 +80,7 @@ def assert_same(left: Any, right: Any) -> None:
         assert torch.equal(tensor, others[path]), path
 
 
-def run(name: str, folder: Path, stop_at: int | None = None) -> Any:
+def run(name: str, folder: Path, stop_at: int | None = None, **changes: Any) -> Any:
     algo, config, settings = CASES[name]
     algo_kwargs = {"learning_starts": 20, "train_frequency": 1, **settings}
     return train(
@@ -92,6 +92,7 @@ def run(name: str, folder: Path, stop_at: int | None = None) -> Any:
             log_interval=17,
             algo_kwargs=algo_kwargs,
             **config,
+            **changes,
         ),
         stop_at=stop_at,
     )
@@ -123,3 +124,33 @@ def test_a_run_cut_between_whole_passes_goes_on_as_it_was(
             load_checkpoint(resumed.checkpoint_path).states[part],
             load_checkpoint(through.checkpoint_path).states[part],
         )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_a_captured_pass_is_its_parts_and_can_be_cut(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no accelerator here")
+    changes = {"device": "cuda", "accelerate": "graph"}
+    calls: list[int] = []
+    call = CapturedPass.__call__
+
+    def counting(self: CapturedPass, *arguments: Any) -> Any:
+        calls.append(1)
+        return call(self, *arguments)
+
+    monkeypatch.setattr(CapturedPass, "__call__", counting)
+    through = run(name, tmp_path / "through", **changes)
+    assert len(calls) > 40
+    cut = run(name, tmp_path / "cut", stop_at=41, **changes)
+    resumed = resume_training(cut.run_dir)
+    for part in ("learner", "replay", "collector", "recorder", "ahead"):
+        assert_same(
+            load_checkpoint(resumed.checkpoint_path).states[part],
+            load_checkpoint(through.checkpoint_path).states[part],
+        )
+    monkeypatch.setattr(ReplayRunner, "take_in", lambda *_: None)
+    parts = run(name, tmp_path / "parts", **changes)
+    assert_same(learned(through.checkpoint_path), learned(parts.checkpoint_path))

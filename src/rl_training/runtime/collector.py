@@ -16,6 +16,7 @@ from torch import Tensor
 from rl_training.data.replay.storage import StepArrays
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.step import Step
+from rl_training.errors import CheckpointError
 from rl_training.state import StateDict, require_same_keys
 from rl_training.transfer import HostCopy
 
@@ -145,13 +146,22 @@ class ActionAhead:
         return action
 
     def state_dict(self) -> StateDict:
-        """Return the action, and whether there is one."""
-        waits = self._action is not None
-        action = np.zeros(self._shape) if self._action is None else self._action.array()
-        return {"waits": waits, "action": np.array(action)}
+        """Return whether there is an action, and which."""
+        if self._action is None:
+            return {"waits": False, "action": np.zeros((self._shape[0], 0))}
+        return {"waits": True, "action": np.array(self._action.array())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the action."""
+        """Restore the action.
+
+        Raises:
+            CheckpointError: When it is not one for these environments.
+        """
         require_same_keys(self.state_dict(), state, "ActionAhead")
-        action = torch.from_numpy(np.array(state["action"]))
-        self._action = HostCopy(action) if state["waits"] else None
+        action = np.array(state["action"])
+        if state["waits"] and action.shape != self._shape:
+            raise CheckpointError(
+                f"the saved action of the next step has the shape {action.shape}, but this run's "
+                f"have {self._shape}; use another checkpoint"
+            )
+        self._action = HostCopy(torch.from_numpy(action)) if state["waits"] else None
