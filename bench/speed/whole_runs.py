@@ -63,7 +63,7 @@ OVERRIDES = (
 _SOON = ("algo_kwargs.learning_starts=500",)
 _HUMANOID = ("env_id=Humanoid-v5", "algo_kwargs.buffer_capacity=100000")
 _CHEETAHS = ("env_id=HalfCheetah-v5", "num_envs=64", "algo_kwargs.minibatch_size=4096")
-_GAMES = ("vector_mode=async", "eval_episodes=0")
+_GAMES = ("vector_mode=native", "eval_episodes=0")
 _DQN = (*_GAMES, "algo_kwargs.learning_starts=2000")
 RUNS: dict[str, Run] = {
     "loop-sac": Run("sac/halfcheetah", 50_000, (1, 32), _SOON),

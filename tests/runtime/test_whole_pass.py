@@ -133,7 +133,7 @@ def test_a_captured_pass_is_its_parts_and_can_be_cut(
 ) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no accelerator here")
-    changes = {"device": "cuda", "accelerate": "graph"}
+    changes: dict[str, Any] = {"device": "cuda", "accelerate": "graph"}
     calls: list[int] = []
     call = CapturedPass.__call__
 
