@@ -1,8 +1,8 @@
 """Rows `loop-*` and `gpu-seeds`: whole runs through `train()`, and where their time goes.
 
 Evaluations are part of a run, as often as its preset asks for them; what does not grow with its
-length (compiling, the checkpoint at the end) is told beside the figure. In the first half of a run
-clocks around its methods tell where the time goes; the figure is that of the second half, in which
+length (compiling, the checkpoint at the end) is told beside the figure. In a little more than the first half of
+a run clocks around its methods tell where the time goes; the figure is that of the rest, in which
 they are gone.
 """
 
@@ -134,8 +134,8 @@ class _Watch(Callback):
         self._start = self._half = time.perf_counter()
 
     def on_log(self, state: TrainerState, values: Mapping[str, float]) -> None:
-        """Take the clocks away at half-time."""
-        if not self.first_steps and 2 * state.step >= self._steps:
+        """Take the clocks away after half-time; what was evaluated there belongs to the first half."""
+        if not self.first_steps and 2 * state.step > self._steps:
             self._timers.leave(FREQUENT)
             self.shares, self.first_steps = dict(self._timers.seconds), state.step
             self._half = time.perf_counter()
@@ -246,7 +246,7 @@ def _run(
             "accelerate": choose_accelerate(device, options),
             "precision": precision,
             "checkpoint_interval": 0,
-            "log_interval": min(5_000, max(1, run.steps // 2)),
+            "log_interval": max(1, run.steps // 10),
             "tensorboard": False,
             "output_dir": folder,
         }

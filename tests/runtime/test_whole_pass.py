@@ -127,6 +127,7 @@ def test_a_run_cut_between_whole_passes_goes_on_as_it_was(
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # a warning of the compiler's is no reason to stay eager
 @pytest.mark.parametrize("name", CASES)
 def test_a_captured_pass_is_its_parts_and_can_be_cut(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
