@@ -16,8 +16,8 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.compile.runner import Accelerator, ReplayRunner
-from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.replay import make_replay
+from rl_training.runtime.session import MetricRecorder
 
 
 def dreamer_config(**changes: Any) -> TrainConfig:

@@ -18,8 +18,8 @@ from rl_training.envs.tasks.rewards import reward_for
 from rl_training.envs.tasks.terminations import termination_for
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.experiment.config import TrainConfig, load_config
+from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.train import train
-from rl_training.runtime.verify import verify_resume
 
 TASK = "Pendulum-v1"
 

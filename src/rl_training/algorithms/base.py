@@ -507,6 +507,18 @@ class OnPolicyLearner(Learner[RolloutBatch]):
         raise NotImplementedError
 
 
+def replay_step(learner: AnyLearner, replay: ReplayBuffer, rows: int) -> StepOutput:
+    """Draw a batch of `rows` per seed, learn from it, and send new priorities back.
+
+    Eager and compiled runs execute this same function; `runtime/compile` only decides who does.
+    """
+    batch = replay.sample(rows)
+    output = learner.learn(batch)
+    if batch.index is not None and output.priority is not None:
+        replay.update_priorities(batch.index, output.priority)
+    return output
+
+
 def observations_are_normalized(config: Settings) -> bool:
     """Whether settings ask for standardised observations, by either name."""
     names = ("normalize_observations", "normalize_obs")

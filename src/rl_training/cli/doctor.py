@@ -134,7 +134,7 @@ def _self_test() -> dict[str, Any]:
     """Train a few hundred steps, cut, resume, and compare to the bit."""
     from rl_training.errors import RLTrainingError
     from rl_training.experiment.config import TrainConfig
-    from rl_training.runtime.verify import verify_resume
+    from rl_training.runtime.checkpoints.verify import verify_resume
 
     start = time.monotonic()
     settings = {"hidden_sizes": [16, 16], "batch_size": 16, "learning_starts": 50}

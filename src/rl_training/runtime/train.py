@@ -34,7 +34,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import new_run
 from rl_training.experiment.trackers import require_trackers
 from rl_training.models.precision import set_precision
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import Callback, watch_signals
 from rl_training.runtime.checkpoints.saver import usable
 from rl_training.runtime.checkpoints.warm_start import Origin
 from rl_training.runtime.compile.runner import Accelerator
@@ -43,7 +43,6 @@ from rl_training.runtime.loops import ONLINE, run_offline
 from rl_training.runtime.replay import require_free
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
-from rl_training.runtime.signals import watch_signals
 from rl_training.runtime.threads import choose_threads, thread_count
 from rl_training.state import tensors_in
 

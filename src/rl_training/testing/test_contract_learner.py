@@ -13,7 +13,7 @@ from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.recorder import FOLD_AFTER, MetricRecorder
+from rl_training.runtime.session import FOLD_AFTER, MetricRecorder
 from rl_training.state import Stateful
 from rl_training.testing.contract import (
     PIXEL_TASK,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,8 +14,10 @@ from rl_training.algorithms.base import AnyLearner
 from rl_training.runtime.compile.cache import Program
 from rl_training.runtime.compile.programs import counted
 from rl_training.runtime.compile.trace import flatten, unflatten
-from rl_training.runtime.recorder import MetricRecorder
 from rl_training.transfer import HostCopy, Staging, capture, pinned_like
+
+if TYPE_CHECKING:
+    from rl_training.runtime.session import MetricRecorder
 
 STEPS_PER_REPLAY = 8
 """Updates in one CUDA graph, where that many are due at once."""

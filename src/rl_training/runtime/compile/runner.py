@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import NDArray
@@ -25,9 +25,10 @@ from rl_training.algorithms.base import (
     Metrics,
     OnPolicyLearner,
     UpdateResult,
+    replay_step,
 )
 from rl_training.algorithms.optim import Optimizer
-from rl_training.algorithms.sources import replay_settings
+from rl_training.algorithms.sources import replay_settings, rows_per_update, steps_per_update
 from rl_training.data.datasets.blank import DatasetShape
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
@@ -59,10 +60,11 @@ from rl_training.runtime.compile.trace import (
     Source,
     trace,
 )
-from rl_training.runtime.recorder import MetricRecorder
-from rl_training.runtime.updates import replay_step, rows_per_update, steps_per_update
 from rl_training.state import Counter, require_same_keys
 from rl_training.transfer import HostCopy
+
+if TYPE_CHECKING:
+    from rl_training.runtime.session import MetricRecorder
 
 EAGER_SECONDS = 30.0
 """How long, by estimate, an `auto` run stays eager, while its programs are compiled beside it."""

@@ -33,7 +33,7 @@ from rl_training.runtime.compile.programs import (
     rollout_sources,
 )
 from rl_training.runtime.compile.trace import Source, trace
-from rl_training.runtime.imagining import synthetic_buffer
+from rl_training.runtime.phases.imagination import synthetic_buffer
 from rl_training.runtime.replay import dataset_buffer, load_buffer, make_replay
 
 

@@ -7,7 +7,7 @@ from rl_training.algorithms.sources import PriorSettings
 from rl_training.data.replay.prior import WithPrior
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.runtime.compile.runner import ReplayRunner
-from rl_training.runtime.phases import LoopPhase
+from rl_training.runtime.phases.base import LoopPhase
 from rl_training.runtime.session import Session
 
 BLOCK = 32
