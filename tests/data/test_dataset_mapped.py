@@ -21,7 +21,7 @@ from rl_training.data.datasets.view import DatasetView, view_of
 from rl_training.data.datasets.writers import save_dataset
 from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.data.replay.mapped import MappedBuffer, packed_through
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError, DataError
 from rl_training.experiment.checkpoint.codec import compare_states

@@ -21,7 +21,7 @@ from rl_training.algorithms.mbpo import MBPO
 from rl_training.algorithms.mopo import MOPO
 from rl_training.algorithms.sources import TransitionReplay
 from rl_training.data.replay.mapped import MappedBuffer
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.envs.tasks.functions import termination_function
 from rl_training.errors import ConfigError, DataError, EnvError, SpecMismatch
 from rl_training.experiment.checkpoint.codec import compare_states

@@ -19,9 +19,9 @@ from rl_training.algorithms.own_encoders import give_encoder, import_encoder
 from rl_training.algorithms.spec import Loop
 from rl_training.api.data import DataLike, settings_for_data
 from rl_training.cli.display import display_for
-from rl_training.envs.chain import WrapperLike, named_chain
+from rl_training.envs.factory import probe_env
 from rl_training.envs.given import EnvLike, is_given, name_of
-from rl_training.envs.probe import probe_env
+from rl_training.envs.options import WrapperLike, named_chain
 from rl_training.envs.tasks.spaces_only import SPACES_ONLY
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.config import TrainConfig, load_config

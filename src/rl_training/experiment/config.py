@@ -178,7 +178,7 @@ class TrainConfig(Settings):
         chain = wrappers.get("chain") if isinstance(wrappers, dict) else wrappers
         if not isinstance(chain, list | tuple):
             return value
-        from rl_training.envs.chain import named_chain
+        from rl_training.envs.options import named_chain
 
         named = named_chain(chain)
         return value | {

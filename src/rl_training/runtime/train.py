@@ -12,8 +12,8 @@ import torch
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.envs.factory import probe_env
 from rl_training.envs.given import is_object, stepped_itself
-from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import (

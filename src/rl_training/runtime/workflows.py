@@ -18,8 +18,8 @@ from torch import Tensor
 
 from rl_training.algorithms.base import ActingState, AnyLearner
 from rl_training.data.datasets.scores import reference_scores
+from rl_training.envs.factory import probe_env
 from rl_training.envs.named_modules import only_imported_modules
-from rl_training.envs.probe import probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError, DataError, exit_is_error
 from rl_training.experiment.checkpointing import (

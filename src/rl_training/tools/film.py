@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rl_training.envs.factory import close_env, make_env
+from rl_training.envs.factory import close_env, guarded, make_env
 from rl_training.envs.options import evaluation_kwargs
-from rl_training.envs.probe import guarded
 from rl_training.envs.spec import AnyEnv
 from rl_training.errors import (
     ConfigError,
