@@ -23,7 +23,7 @@ from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.models.precision import set_precision
+from rl_training.models.layers import set_precision
 from rl_training.runtime.compile.runner import Accelerator, ReplayRunner
 from rl_training.runtime.replay import make_replay
 from rl_training.runtime.session import MetricRecorder

@@ -262,6 +262,12 @@ def steps_per_update(learner: AnyLearner) -> int:
     return rows_per_update(learner)
 
 
+def pretrain_updates(learner: AnyLearner) -> int:
+    """Return how many updates a learner does before the first environment step."""
+    config = learner.config
+    return config.offline_pretrain_updates if isinstance(config, PriorSettings) else 0
+
+
 def require_on_device(storage: DatasetStorage) -> None:
     """Refuse data on disk where batches hold new experience too; `auto` then means `device`.
 

@@ -25,8 +25,8 @@ from rl_training.envs.options import WrapperLike, named_chain
 from rl_training.envs.tasks.spaces_only import SPACES_ONLY
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.config import TrainConfig, load_config
-from rl_training.experiment.hub import is_hub_name
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import is_hub_name
 from rl_training.models.own_encoder import EncoderFunction
 from rl_training.ope.estimate import Source, evaluate_offline
 from rl_training.ope.value import OfflineValue

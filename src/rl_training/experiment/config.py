@@ -221,7 +221,8 @@ class TrainConfig(Settings):
     @cached_property
     def members(self) -> tuple[Member, ...]:
         """The runs side by side: every point of the grid with every seed, or `seed` alone."""
-        return members_of(self.seeds if self.seeds is not None else (self.seed,), self.grid)
+        seeds = self.seeds if self.seeds is not None else (self.seed,)
+        return members_of(seeds, self.grid) if self.grid else tuple(map(Member, seeds))
 
     @property
     def is_group(self) -> bool:

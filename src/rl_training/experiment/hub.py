@@ -15,6 +15,7 @@ from types import ModuleType
 
 from rl_training._version import __version__
 from rl_training.errors import CheckpointError, ConfigError, MissingExtraError
+from rl_training.experiment.runs import is_hub_name
 
 POLICY_FILE = "policy.safetensors"
 PREFIX = "hf://"
@@ -44,11 +45,6 @@ class HubName:
 
     def __str__(self) -> str:
         return f"{PREFIX}{self.repo}" + (f"@{self.revision}" if self.revision else "")
-
-
-def is_hub_name(path: str | Path) -> bool:
-    """Whether a text is meant to name an agent on the hub."""
-    return str(path).startswith("hf:")
 
 
 def hub_name(path: str | Path) -> HubName:

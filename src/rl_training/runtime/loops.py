@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
-from rl_training.algorithms.sources import Pacing, replay_settings
+from rl_training.algorithms.sources import Pacing, pretrain_updates, replay_settings
 from rl_training.algorithms.spec import Loop, Phase
 from rl_training.data.batch import RolloutBatch
 from rl_training.data.replay.storage import ReplayBuffer
@@ -29,7 +29,7 @@ from rl_training.runtime.health.world_model import WorldModelHealth
 from rl_training.runtime.phases.base import LoopPhase, Phases
 from rl_training.runtime.phases.demonstrations import Demonstrations
 from rl_training.runtime.phases.imagination import ImaginationPhase
-from rl_training.runtime.phases.prior import BLOCK, PriorData, pretrain_updates
+from rl_training.runtime.phases.prior import BLOCK, PriorData
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -234,14 +235,6 @@ class Session:
         """How the environments run, said at the start."""
         self.has_begun = False
         """Whether the run has its folder and its logs, until they are closed."""
-        self._evaluator = Evaluator(
-            config.env_id,
-            config.env_kwargs,
-            self.seeds,
-            deterministic=config.eval_deterministic,
-            mode=config.vector_mode,
-            threads=config.env_threads,
-        )
         self._loggers: list[MetricLogger] = []
         self._started = self._last_save = time.monotonic()
         self._last_line = (0.0, 0, 0.0)
@@ -252,8 +245,6 @@ class Session:
     def register(self, learner: AnyLearner, **parts: Part) -> None:
         """Name the parts of the run that a checkpoint must hold."""
         self.learner = learner
-        gamma = getattr(learner.config, "gamma", 1.0)
-        self._monitors = Monitors(gamma, lambda: largest_reward(self.parts.get("replay")))
         self.recorder = MetricRecorder(list(self.spec.metrics), len(self.seeds), learner.device)
         self.parts |= {
             "learner": learner,
@@ -261,6 +252,27 @@ class Session:
             "accelerator": self.accelerator,
             **parts,
         }
+
+    @cached_property
+    def _evaluator(self) -> Evaluator:
+        """Runs the episodes of evaluations; made for the first one."""
+        config = self.config
+        evaluator = Evaluator(
+            config.env_id,
+            config.env_kwargs,
+            self.seeds,
+            deterministic=config.eval_deterministic,
+            mode=config.vector_mode,
+            threads=config.env_threads,
+        )
+        self._resources.callback(evaluator.close)
+        return evaluator
+
+    @cached_property
+    def _monitors(self) -> Monitors:
+        """Look for signs of divergence in lines of the log; made for the first one."""
+        gamma = getattr(self.learner.config, "gamma", 1.0)
+        return Monitors(gamma, lambda: largest_reward(self.parts.get("replay")))
 
     @property
     def folders(self) -> list[Path]:
@@ -600,7 +612,6 @@ class Session:
         """Close logs and evaluation environments and let go of the folder; may be called twice."""
         for logger in self._loggers:
             logger.close()
-        self._evaluator.close()
         self._resources.close()
         if not self.has_begun:
             return

@@ -29,11 +29,11 @@ from rl_training.errors import (
 from rl_training.experiment.checkpoint.codec import MAX_TENSORS
 from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.hub import fetched, is_hub_name
+from rl_training.experiment.hub import fetched
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.runs import new_run
-from rl_training.experiment.trackers import require_trackers
-from rl_training.models.precision import set_precision
+from rl_training.experiment.runs import is_hub_name, new_run
+from rl_training.experiment.trackers import require_tracker
+from rl_training.models.layers import set_precision
 from rl_training.runtime.callbacks import Callback, watch_signals
 from rl_training.runtime.checkpoints.saver import usable
 from rl_training.runtime.checkpoints.warm_start import Origin
@@ -130,7 +130,8 @@ def _run(
             "leave overlap out"
         )
     device = choose_device(config.device)
-    require_trackers(config.trackers)
+    for tracker in config.trackers:
+        require_tracker(tracker)
     with ExitStack() as stack:
         # Orthogonal weights come from a decomposition that rounds by the number of threads, so
         # every learner is built on one, whatever the caller has and the run will get.

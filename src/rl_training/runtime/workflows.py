@@ -29,9 +29,9 @@ from rl_training.experiment.checkpointing import (
     resolve_checkpoint,
 )
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.hub import fetched, hub_name, is_hub_name
+from rl_training.experiment.hub import fetched, hub_name
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.runs import run_lock
+from rl_training.experiment.runs import is_hub_name, run_lock
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoints.resume import Warn, find_start, group_folders, home_of
 from rl_training.runtime.checkpoints.saver import check_header, checked, usable

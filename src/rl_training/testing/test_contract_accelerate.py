@@ -18,7 +18,7 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.models.precision import set_precision
+from rl_training.models.layers import set_precision
 from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.compile import runner as accelerate
 from rl_training.runtime.compile.cache import Program, Request, as_traced

@@ -34,7 +34,7 @@ from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
-from rl_training.models.precision import fused_networks
+from rl_training.models.layers import fused_networks
 from rl_training.runtime.compile.cache import (
     CompileError,
     CompileJob,

@@ -23,7 +23,7 @@ from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, import_plugin
-from rl_training.models.precision import set_precision
+from rl_training.models.layers import set_precision
 from rl_training.runtime.compile.cache import Request, load_library, write_library
 from rl_training.runtime.compile.programs import (
     count_of_phase,
