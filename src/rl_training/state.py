@@ -45,9 +45,10 @@ class Counter:
 
 
 class Scalar:
-    """A number that changes during a run and is set anew, not saved: a scheduled rate, a row count.
+    """A number that changes during a run: a scheduled learning rate, a row count.
 
-    It stands in a 0-d tensor, so that compiled updates read its current value.
+    It is set again after a resume, not saved, and is a 0-d tensor, so that compiled updates read
+    its current value.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Scalar:
 
 
 class PerSeed:
-    """A setting that differs between the members of a group, `[S]`; given anew, not saved."""
+    """A setting that differs between the members of a group, `[S]`; it is not saved."""
 
     def __init__(self, values: Sequence[float], device: torch.device | str) -> None:
         self.values = tuple(values)

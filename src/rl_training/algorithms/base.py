@@ -344,7 +344,7 @@ class Learner(Stateful, Generic[BatchT]):
     def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:
         """Draw actions from the policy that was learned, and move `state` on by this step.
 
-        Exploring may add randomness to learn from, which is no part of that policy; a method that
+        Exploring may add randomness to learn from, which is not part of that policy; a method that
         does so overrides this.
         """
         return self.act_from(state, obs, explore=True)

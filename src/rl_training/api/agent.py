@@ -246,7 +246,7 @@ class Agent:
         """Take up a run that was interrupted, and train to its planned end.
 
         Raises:
-            CheckpointError: When there is no run to take up.
+            CheckpointError: When it has no run to take up.
         """
         if self._run is None:
             raise CheckpointError(

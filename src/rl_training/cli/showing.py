@@ -141,7 +141,7 @@ def _agent(checkpoint: Path, best: bool) -> LoadedAgent:
 
 
 def warn(text: str) -> None:
-    """Tell a person something that is no error."""
+    """Tell a person something that is not an error."""
     err.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -59,7 +59,7 @@ class PixelOptions(BaseModel):
     resize_shape: tuple[Side, Side] | None = None
     """Height and width in pixels; None keeps the size."""
     frame_stack: int = Field(default=1, ge=1, le=1_000)
-    """Frames stacked along the channels; 1 is no stacking."""
+    """Frames stacked along the channels; 1 does not stack."""
     channel_first: bool = True
     """Channels before height and width, as PyTorch convolutions want them."""
 

@@ -271,8 +271,8 @@ def load_config(
     Args:
         source: A YAML file, or the name of a packaged preset such as `sac/pendulum`; None begins
             with the defaults, and `changes` name `algo` and `env_id`.
-        overrides: `key=value` texts; a dot reaches into a mapping, and a name that is no field of
-            `TrainConfig` is a setting of the method: `batch_size=512` means
+        overrides: `key=value` texts; a dot reaches into a mapping, and a name that is not a field
+            of `TrainConfig` is a setting of the method: `batch_size=512` means
             `algo_kwargs.batch_size=512`.
         changes: Top-level fields that replace what the file says.
         may_import: Import what `algo` or `encoder` name, because the file is the user's own.
@@ -341,7 +341,7 @@ def _hint_for_key(key: str, allowed: Collection[str], settings: type[AlgoConfig]
 
 
 def _set_origin(origins: dict[KeyPath, str], key: KeyPath, origin: str) -> None:
-    """Note where a value comes from now, which is no longer where the file has it."""
+    """Note where a value comes from now, in place of the line of the file."""
     for old in [path for path in origins if path[: len(key)] == key]:
         del origins[old]
     origins[key] = origin

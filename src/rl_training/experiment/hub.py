@@ -25,8 +25,7 @@ _SLASHES = re.compile("^hf:/*")
 _REPO = re.compile(r"^[\w.-]+/[\w.-]+$", re.ASCII)
 _REASONS = {
     "GatedRepoError": "it is gated; ask for access on its page, then log in with `hf auth login`",
-    "RepositoryNotFoundError": "there is no such repository, or it is private: log in with "
-    "`hf auth login`",
+    "RepositoryNotFoundError": "it does not exist, or it is private: log in with `hf auth login`",
     "RevisionNotFoundError": "it has no such revision",
     "RemoteEntryNotFoundError": f"it has no {POLICY_FILE}, so it was not made by rl-training push",
     "LocalEntryNotFoundError": "the hub cannot be reached, and no copy is on this machine",
@@ -66,7 +65,7 @@ def fetched(path: str | Path) -> Path:
     """Return where the policy's file of `hf://user/name` is on this machine, fetched if need be.
 
     Raises:
-        CheckpointError: When there is no such agent, or the hub cannot be reached.
+        CheckpointError: When the agent does not exist, or the hub cannot be reached.
         MissingExtraError: Without the extra `hub`.
     """
     name = hub_name(path)

@@ -46,7 +46,7 @@ class MetricLogger:
         Args:
             folder: The seed's folder.
             tensorboard: Write TensorBoard files too, when that is installed.
-            resume_offset: Length of the JSON lines when the checkpoint was written; 0 starts anew.
+            resume_offset: Length of the JSON lines when the checkpoint was written; 0 if new.
             step: Step the run continues from; TensorBoard drops what came after it.
             trackers: Services that get the metrics too; a resumed run hands them its log so far,
                 and they leave out what they have.

@@ -187,7 +187,7 @@ def read_summary(folder: Path) -> GroupSummary | None:
     except ValidationError as error:
         raise DataError(
             f"{path} is not a summary of this version ({error.error_count()} mistakes); "
-            f"`rl-training resume --checkpoint {folder}` writes it anew"
+            f"`rl-training resume --checkpoint {folder}` writes it again"
         ) from None
 
 

@@ -133,7 +133,7 @@ def load_agent(
 
     Args:
         path: Where it is; `hf://user/name` is on the Hugging Face Hub.
-        device: Where it shall act.
+        device: Where it acts.
         best: Take the checkpoint with the best evaluation of the run instead of the newest.
         warn: Called with a sentence about each damaged checkpoint passed over.
 

@@ -80,7 +80,7 @@ SMALL: dict[str, Any] = {
     "discriminator_updates": 2,
     "initial_random_steps": 20,
     **SMALL_WORLD_MODEL,
-    # Every step of a sequence is traced anew, and so is every layer.
+    # Every step of a sequence is traced by itself, and so is every layer.
     "batch_length": 4,
     "imagination_horizon": 2,
     "mlp_layers": 1,

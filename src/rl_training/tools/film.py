@@ -102,7 +102,7 @@ def watch_agent(
     """Show whole episodes of the policy in a window, at the environment's speed.
 
     Raises:
-        EnvError: When the environment has no window, or there is no screen.
+        EnvError: When the environment has no window, or the machine no screen.
     """
     _check(episodes, None, max_steps)
     if sys.platform == "linux" and not any(
@@ -110,7 +110,7 @@ def watch_agent(
     ):
         # SDL would draw into nothing without a word.
         raise EnvError(
-            "there is no screen here: neither DISPLAY nor WAYLAND_DISPLAY is set; "
+            "this machine has no screen: neither DISPLAY nor WAYLAND_DISPLAY is set; "
             "`rl-training record` films instead"
         )
     with _environment(agent, "human") as env:

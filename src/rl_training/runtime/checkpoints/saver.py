@@ -260,8 +260,8 @@ def restore_parts(loaded: Sequence[LoadedCheckpoint], parts: Mapping[str, Any]) 
     before, now = loaded[0].header["device"], parts["learner"].device.type
     if before != now:
         messages.append(
-            f"the run was saved on {before} and goes on here on {now}: it continues, but not "
-            "to the bit, and with other random numbers"
+            f"the run was saved on {before} and continues here on {now}: not bit-exactly, "
+            "and with other random numbers"
         )
     had, has = loaded[0].header["threads"], torch.get_num_threads()
     if had != has and now == "cpu":
