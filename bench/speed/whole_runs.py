@@ -1,9 +1,8 @@
 """Rows `loop-*` and `gpu-seeds`: whole runs through `train()`, and where their time goes.
 
 Evaluations are part of a run, as often as its preset asks for them; what does not grow with its
-length (compiling, the checkpoint at the end) is told beside the figure. In a little more than the first half of
-a run clocks around its methods tell where the time goes; the figure is that of the rest, in which
-they are gone.
+length (compiling, the checkpoint at the end) is told beside the figure. Clocks around methods tell
+where the time goes until a little after half-time; the figure is that of the rest, without them.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ class _Watch(Callback):
         self._start = self._half = time.perf_counter()
 
     def on_log(self, state: TrainerState, values: Mapping[str, float]) -> None:
-        """Take the clocks away after half-time; what was evaluated there belongs to the first half."""
+        """Take the clocks away after half-time, where an evaluation may have been."""
         if not self.first_steps and 2 * state.step > self._steps:
             self._timers.leave(FREQUENT)
             self.shares, self.first_steps = dict(self._timers.seconds), state.step

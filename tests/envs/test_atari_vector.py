@@ -26,9 +26,9 @@ from rl_training.envs.wrappers import PixelObservation
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import read_manifest
 from rl_training.runtime.callbacks import Callback, TrainerState
+from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.train import train
-from rl_training.runtime.verify import verify_resume
 from rl_training.runtime.workflows import resume_training
 from rl_training.testing.contract import small_config
 

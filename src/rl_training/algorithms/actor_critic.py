@@ -1,7 +1,7 @@
 """Template of off-policy actor-critics: critic, then actor, then multipliers, then targets.
 
 Hooks return losses `[S]` and metrics; only `step` and `improve` below move optimizers, so the order
-of an update stands in one place.  The policy may move once in several updates of the critics
+of an update is written once.  The policy may move once in several updates of the critics
 (`actor_delay`); its metrics are then those of its last step, zero before the first.
 Shapes: S seeds, N critics, B batch, A action.
 """

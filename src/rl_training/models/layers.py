@@ -1,6 +1,7 @@
 """Layers with leading axes: many seeds, or many seeds of many critics, in one batched product.
 
-Linear maps, convolutions, normalisations, and the perceptrons made of them.
+Linear maps, convolutions, normalisations, the perceptrons made of them, and the number format of
+their products: everything else stays in single precision.
 Shapes: S seeds, N ensemble members, B batch, I inputs, O outputs; of images C channels in,
 O channels out, H height, W width.
 Parameters are `[S, ...]` or `[S, N, ...]`; a forward pass maps `[*lead, B, I]` to `[*lead, B, O]`.
@@ -549,3 +550,46 @@ def max_pool(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
     """Take the largest value under each place of the kernel, `[S, B, C, H', W']`."""
     pooled = functional.max_pool2d(x.flatten(0, 1), kernel, stride, padding)
     return pooled.view(*x.shape[:2], *pooled.shape[1:])
+
+
+def set_precision(learner: Any, precision: Precision) -> None:
+    """Let the layers of a learner's networks multiply in bf16, or in their own format.
+
+    Parameters, optimizer state, losses and everything between networks stay float32; tf32 is a
+    property of the device and set for the whole process.
+    """
+    for module in _modules(learner):
+        set_layers(module, precision)
+    if learner.device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
+
+def set_layers(module: nn.Module, precision: Precision) -> None:
+    """Let a module's layers multiply in bf16, or in their own format."""
+    for layer in module.modules():
+        if isinstance(layer, StackedLinear | StackedConv2d | StackedConvTranspose2d):
+            layer.compute_dtype = torch.bfloat16 if precision == "bf16" else None
+
+
+@contextmanager
+def fused_networks(learner: Any, precision: Precision) -> Iterator[None]:
+    """Let a learner's networks run as single kernels where these exist."""
+    networks = [
+        part
+        for module in _modules(learner)
+        for part in module.modules()
+        if isinstance(part, StackedMLP)
+    ]
+    for network in networks:
+        network.fused = precision if learner.device.type == "cuda" else None
+    try:
+        yield
+    finally:
+        for network in networks:
+            network.fused = None
+
+
+def _modules(learner: Any) -> Iterator[nn.Module]:
+    for value in vars(learner).values():
+        if isinstance(value, nn.Module):
+            yield value

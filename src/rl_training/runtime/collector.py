@@ -1,4 +1,4 @@
-"""Steps the environments with a learner's actions and keeps the books of episodes.
+"""Steps the environments with a learner's actions; returns and statistics of what it sees.
 
 Shapes: S seeds, n environments per seed.
 """
@@ -13,19 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl_training.algorithms.base import AnyLearner
 from rl_training.data.replay.storage import StepArrays
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.step import Step
 from rl_training.errors import CheckpointError
+from rl_training.runtime.checkpoints.saver import Part
 from rl_training.state import StateDict, require_same_keys
 from rl_training.transfer import HostCopy
 
 WINDOW = 100
 """Episodes over which training returns are averaged."""
-
-
-AHEAD = "ahead"
-"""Name of `ActionAhead` in a checkpoint; those of before it was always there lack it."""
 
 
 class CollectedStep(NamedTuple):
@@ -165,3 +163,38 @@ class ActionAhead:
                 f"have {self._shape}; use another checkpoint"
             )
         self._action = HostCopy(torch.from_numpy(action)) if state["waits"] else None
+
+
+class RunningStatistics:
+    """Shows steps to a learner that keeps statistics of them.
+
+    The learner has the statistics, so that they are saved, loaded and exported with its policy;
+    here are the returns of the episodes in progress, which belong to the environments.
+    """
+
+    def __init__(self, learner: AnyLearner, num_envs: int) -> None:
+        self._learner = learner
+        self._returns = learner.initial_returns(num_envs)
+        self.idle = self._returns is None and not learner.counts_observations
+        """Whether there is nothing to show."""
+
+    def parts(self) -> dict[str, Part]:
+        """Return what a checkpoint must hold beside the learner, by name."""
+        return {} if self._returns is None else {"returns": self._returns}
+
+    def begin(self, starts: Tensor) -> None:
+        """Begin the returns of episodes that are at their start `[S, n]`, once a run is restored.
+
+        An environment whose state could not be kept has begun a new episode by then.
+        """
+        if self._returns is not None:
+            self._returns.returns.masked_fill_(starts, 0.0)
+
+    def see(self, seen: CollectedStep) -> None:
+        """Take in a step of all environments."""
+        if self.idle:
+            return
+        step, device = seen.step, self._learner.device
+        arrays = (seen.obs, step.reward, step.terminated | step.truncated)
+        obs, reward, ended = (torch.from_numpy(array).to(device) for array in arrays)
+        self._learner.see_step(obs, reward, ended, self._returns)

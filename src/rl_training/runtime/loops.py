@@ -17,23 +17,23 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import ActingState, AnyLearner, OnPolicyLearner
-from rl_training.algorithms.sources import Pacing, replay_settings
+from rl_training.algorithms.sources import Pacing, pretrain_updates, replay_settings
 from rl_training.algorithms.spec import Loop, Phase
 from rl_training.data.batch import RolloutBatch
 from rl_training.data.replay.storage import ReplayBuffer, StepArrays
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.step import Step
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.collector import AHEAD, ActionAhead, CollectedStep, Collector
+from rl_training.runtime.checkpoints.saver import AHEAD
+from rl_training.runtime.collector import ActionAhead, CollectedStep, Collector, RunningStatistics
 from rl_training.runtime.compile.runner import ReplayRunner, RolloutRunner
-from rl_training.runtime.demonstrations import Demonstrations
 from rl_training.runtime.health.world_model import WorldModelHealth
-from rl_training.runtime.imagining import ImaginationPhase
-from rl_training.runtime.phases import LoopPhase, Phases
-from rl_training.runtime.prior import BLOCK, PriorData, pretrain_updates
+from rl_training.runtime.phases.base import LoopPhase, Phases
+from rl_training.runtime.phases.demonstrations import Demonstrations
+from rl_training.runtime.phases.imagination import ImaginationPhase
+from rl_training.runtime.phases.prior import BLOCK, PriorData
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.results import TrainResult
-from rl_training.runtime.running_statistics import RunningStatistics
 from rl_training.runtime.session import Session
 from rl_training.transfer import HostCopy
 

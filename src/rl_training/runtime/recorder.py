@@ -129,7 +129,7 @@ class MetricRecorder:
         return torch.cat(parts, 1)
 
     def flush(self) -> list[dict[str, float]]:
-        """Return the averages of each seed since the last flush, and start anew."""
+        """Return the averages of each seed since the last flush, and begin again."""
         if self.updates.value == 0:
             return [{} for _ in self.sums]
         if self._num_waiting:  # none are where the last update of the window filled the lists

@@ -32,7 +32,6 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import MAX_THREADS, TrainConfig
 from rl_training.experiment.runs import mark_saved, run_id
-from rl_training.runtime.collector import AHEAD
 from rl_training.runtime.health.diagnostics import non_finite
 from rl_training.state import require_same_keys, tensors_in
 from rl_training.validation import parse
@@ -55,6 +54,8 @@ class Part(Protocol):
 
 ADJUSTMENTS = "adjustments"
 """Part of a checkpoint that says what callbacks have changed."""
+AHEAD = "ahead"
+"""Part of a checkpoint that holds the next action, where it was chosen already."""
 LATER_PARTS = (ADJUSTMENTS, AHEAD)
 """Parts that checkpoints have not always had."""
 
@@ -263,8 +264,8 @@ def restore_parts(loaded: Sequence[LoadedCheckpoint], parts: Mapping[str, Any]) 
     before, now = loaded[0].header["device"], parts["learner"].device.type
     if before != now:
         messages.append(
-            f"the run was saved on {before} and goes on here on {now}: it continues, but not "
-            "to the bit, and with other random numbers"
+            f"the run was saved on {before} and continues here on {now}: not bit-exactly, "
+            "and with other random numbers"
         )
     had, has = loaded[0].header["threads"], torch.get_num_threads()
     if had != has and now == "cpu":

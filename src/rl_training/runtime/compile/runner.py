@@ -25,15 +25,16 @@ from rl_training.algorithms.base import (
     Metrics,
     OnPolicyLearner,
     UpdateResult,
+    replay_step,
 )
 from rl_training.algorithms.optim import Optimizer
-from rl_training.algorithms.sources import replay_settings
+from rl_training.algorithms.sources import replay_settings, rows_per_update, steps_per_update
 from rl_training.data.datasets.blank import DatasetShape
 from rl_training.data.replay.storage import ReplayBuffer, StepArrays
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
-from rl_training.models.precision import fused_networks
+from rl_training.models.layers import fused_networks
 from rl_training.runtime.compile.cache import (
     CompileError,
     CompileJob,
@@ -65,7 +66,6 @@ from rl_training.runtime.compile.trace import (
     trace,
 )
 from rl_training.runtime.recorder import MetricRecorder
-from rl_training.runtime.updates import replay_step, rows_per_update, steps_per_update
 from rl_training.state import Counter, require_same_keys
 from rl_training.transfer import HostCopy
 
