@@ -70,7 +70,9 @@ from rl_training.state import Counter, require_same_keys
 from rl_training.transfer import HostCopy
 
 EAGER_SECONDS = 30.0
-"""How long, by estimate, an `auto` run stays eager, while its programs are compiled beside it."""
+"""How long, by estimate, an `auto` run on a CPU stays eager, while its programs are compiled in
+another process. On an accelerator that process would need it too, and eager updates are so slow
+that to compile first is the shorter way."""
 WORTH_SECONDS = 120.0
 """How long, by estimate, an `auto` run must take to be compiled at all."""
 TOLERANCE = {"fp32": 0.02, "tf32": 0.05, "bf16": 0.15}
@@ -128,7 +130,7 @@ class Accelerator:
         seconds = acting + gradient_steps * estimate_seconds(self.learner, batch_size)
         if planned * seconds < WORTH_SECONDS:
             return math.inf
-        return math.ceil(EAGER_SECONDS / seconds)
+        return math.ceil(EAGER_SECONDS / seconds) if on_cpu else 0
 
     def prepare(self, sources: Sequence[Source], data: DatasetShape | None = None) -> None:
         """Begin to compile in another process, where that is possible.
