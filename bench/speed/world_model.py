@@ -34,6 +34,7 @@ def dreamer_config(**changes: Any) -> TrainConfig:
             "buffer_capacity": DREAMER.rows,
             "batch_size": DREAMER.batch,
             "batch_length": DREAMER.length,
+            "size": "tiny",
             "deter_size": DREAMER.deter,
             "model_hidden_size": DREAMER.hidden,
             "units": DREAMER.units,
