@@ -260,6 +260,12 @@ class StackedLayerNorm(nn.Module):
         return torch.addcmul(shift, functional.layer_norm(x, (self.size,)), scale)
 
 
+def rms_norm(x: Tensor, scale: Tensor, axis: int = -1) -> Tensor:
+    """Divide by the root of the mean square over an axis, in single precision, and scale."""
+    x = x if x.dtype == torch.float64 else x.float()
+    return x * torch.rsqrt(x.square().mean(axis, keepdim=True) + RMS_EPS) * scale
+
+
 class StackedRMSNorm(nn.Module):
     """Division by the root of the mean square (Zhang & Sennrich, 2019), with a learned scale."""
 
@@ -278,9 +284,7 @@ class StackedRMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape."""
-        axis = -3 if self.channels else -1
-        x = x.float()
-        return x * torch.rsqrt(x.square().mean(axis, keepdim=True) + RMS_EPS) * self.scale
+        return rms_norm(x, self.scale, -3 if self.channels else -1)
 
 
 BLOCK_ROWS = 1024
@@ -427,6 +431,15 @@ class NormedMLP(nn.Module):
         )
         self.norms = nn.ModuleList(StackedRMSNorm(width, rng) for width in hidden[1:])
         self.output = StackedLinear(hidden[-1], sizes[-1], rng, (), scaled_init(output_scale))
+
+    def operands(self) -> tuple[Tensor, ...]:
+        """Return weight, bias and scale of each hidden layer, then weight and bias of the last."""
+        found: list[Tensor] = []
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            assert isinstance(layer, StackedLinear)
+            assert isinstance(norm, StackedRMSNorm)
+            found += [*layer.operands(), norm.scale]
+        return (*found, *self.output.operands())
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[S, B, I]` to `[S, B, O]`."""

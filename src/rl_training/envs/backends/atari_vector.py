@@ -65,8 +65,11 @@ _Turn: TypeAlias = Generator[int, None, None]
 
 def why_no_atari_vector(env_id: str, env_kwargs: Mapping[str, Any]) -> str | None:
     """Why a game cannot run here with such keywords; None if it can."""
-    if wrapper_options(env_id, env_kwargs.get("wrappers")).atari is None:
+    options = wrapper_options(env_id, env_kwargs.get("wrappers")).atari
+    if options is None:
         return "env_kwargs.wrappers.atari is not set, and its preprocessing is built in there"
+    if not options.grayscale:
+        return "env_kwargs.wrappers.atari.grayscale is false, and frames are grey there"
     register_atari(env_id)
     name = class_name(env_id)
     if name != ATARI_CLASS or gym.registry[env_id].additional_wrappers:
