@@ -1,6 +1,6 @@
 """Reference run of iqn: `python examples/iqn_cartpole_reference.py --total-timesteps 2000`."""
 
-from rl_training.runtime.reference import reference_main
+from rl_training.tools.reference import reference_main
 
 if __name__ == "__main__":
     reference_main("iqn/cartpole")

@@ -24,9 +24,9 @@ from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import run_lock
 from rl_training.runtime.callbacks import Callback, TrainerState
+from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.train import train
-from rl_training.runtime.verify import verify_resume
 from rl_training.runtime.workflows import (
     evaluate_checkpoint,
     load_agent,

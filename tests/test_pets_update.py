@@ -15,7 +15,7 @@ from rl_training.algorithms.pets import PETS, pets_loss
 from rl_training.algorithms.pets.config import PETSConfig
 from rl_training.algorithms.pets.planning import WORST_RETURN, TrajectorySampler, predictor
 from rl_training.data.batch import TransitionBatch
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.errors import ConfigError, DataError, SpecMismatch
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec

@@ -22,14 +22,14 @@ from bench.speed.machine import describe
 from rl_training._version import __version__
 from rl_training.errors import DataError
 from rl_training.experiment.checkpointing import read_manifest
-from rl_training.runtime.results import TrainResult
-from rl_training.runtime.summary import (
+from rl_training.experiment.summary import (
     CurvePoint,
     FinalReturn,
     curve_of,
     evaluations,
     over_seeds,
 )
+from rl_training.runtime.results import TrainResult
 from rl_training.runtime.train import choose_device, train
 from rl_training.runtime.workflows import evaluate_checkpoint
 from rl_training.validation import Integers, StrictModel, Texts

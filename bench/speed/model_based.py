@@ -15,8 +15,8 @@ from rl_training.algorithms.dynamics.rollout import ModelEnv
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.models.layers import set_layers
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
-from rl_training.models.precision import set_layers
 from rl_training.rng import Rng
 from rl_training.runtime.compile.runner import Accelerator, ReplayRunner
 from rl_training.runtime.recorder import MetricRecorder

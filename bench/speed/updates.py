@@ -18,12 +18,12 @@ from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.sources import OfflineSettings, ReplaySettings
 from rl_training.data.datasets.dataset import OfflineDataset
 from rl_training.data.replay.dataset import DatasetBuffer
-from rl_training.data.replay.frames import GOES_ON
+from rl_training.data.replay.frames import CONTINUES
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.models.precision import set_precision
+from rl_training.models.layers import set_precision
 from rl_training.runtime.compile.runner import Accelerator, ReplayRunner
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.replay import make_replay
@@ -33,7 +33,7 @@ PLANNED = 10**9
 
 LEAST_ACTIONS = 2
 """Made-up discrete actions are below this, so that every task has them."""
-_CONSTANT = {"continues": 1.0, "truncated": 0.0, "age": 1_000.0, "slot": GOES_ON}
+_CONSTANT = {"continues": 1.0, "truncated": 0.0, "age": 1_000.0, "slot": CONTINUES}
 """Fields of replayed rows that say where episodes begin and end."""
 _SETTINGS: dict[str, dict[str, Any]] = {
     "sac": {"buffer_capacity": SAC.buffer},

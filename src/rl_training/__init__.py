@@ -1,4 +1,4 @@
-"""Reinforcement-learning agents in PyTorch: train, evaluate, resume to the bit, predict.
+"""Reinforcement-learning agents in PyTorch: train, evaluate, resume bit-exactly, predict.
 
 `from rl_training import SAC, TrainConfig` gives the managed classes; `SACAlgorithm` is the learner
 behind `SAC`.  Names are loaded when first used, so that importing the package is cheap.

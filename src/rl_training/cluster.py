@@ -33,7 +33,7 @@ def connect(ray: Any, address: str | None = None) -> bool:
         address: Of a running cluster, or `auto`; None takes `RAY_ADDRESS`, else begins one here.
 
     Raises:
-        RLTrainingError: When there is no cluster at the address.
+        RLTrainingError: When no cluster answers at the address.
     """
     if ray.is_initialized():
         return False
@@ -41,7 +41,7 @@ def connect(ray: Any, address: str | None = None) -> bool:
         ray.init(address=address, log_to_driver=False, include_dashboard=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise RLTrainingError(
-            f"there is no Ray cluster at {address!r} ({str(error).splitlines()[0]}); start one "
+            f"no Ray cluster answers at {address!r} ({str(error).splitlines()[0]}); start one "
             "with `ray start --head`, or leave the address out"
         ) from None
     return True

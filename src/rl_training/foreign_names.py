@@ -31,7 +31,7 @@ class ForeignName:
     run_key: str | None = None
     """Our key of the run (`TrainConfig`) with this meaning, where no setting of a method has it."""
     note: str = ""
-    """What else differs, or what to do where there is no such setting here."""
+    """What else differs, or what to do where we have no such setting."""
 
 
 def _rows(library: str, *rows: tuple[str, str] | tuple[str, str, str]) -> list[ForeignName]:

@@ -14,7 +14,7 @@ def find_packaged_asset(name: str) -> Path:
     """Return the path of a packaged file, such as `configs/sac/pendulum.yaml`.
 
     Raises:
-        ConfigError: When there is no such file, with the nearest match.
+        ConfigError: When no such file is packaged, with the nearest match.
     """
     path = (ASSETS / name).resolve()
     if not path.is_file() or ASSETS not in path.parents:
@@ -26,7 +26,7 @@ def find_packaged_asset(name: str) -> Path:
 def preset_names() -> list[str]:
     """Return the names of all presets, such as `sac/pendulum`.
 
-    `sac/pendulum.gate.yaml` is no preset: it says what `sac/pendulum` must learn.
+    `sac/pendulum.gate.yaml` is not a preset: it says what `sac/pendulum` must learn.
     """
     root = ASSETS / "configs"
     files = (path for path in root.rglob("*.yaml") if not path.name.endswith(".gate.yaml"))

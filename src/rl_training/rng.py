@@ -7,8 +7,8 @@ counter; key and counter are part of the checkpoint.
 Numbers are a function of key, counter and position: SplitMix64 (Steele et al., 2014) started at a
 hash of key and counter.  So a state is one number, it means the same on every device, and drawing
 is tensor arithmetic that can be compiled into the middle of an update.  On a CPU the same
-arithmetic runs in NumPy, which starts small operations faster; words agree to the bit, normal and
-exponential numbers to rounding.
+arithmetic runs in NumPy, which starts small operations faster; words are bit-exact, normal and
+exponential numbers agree up to rounding.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import MappingKey, tree_flatten_with_path
 
 from rl_training.errors import CheckpointError
 
@@ -46,9 +45,10 @@ class Counter:
 
 
 class Scalar:
-    """A number that changes during a run and is set anew, not saved: a scheduled rate, a row count.
+    """A number that changes during a run: a scheduled learning rate, a row count.
 
-    It stands in a 0-d tensor, so that compiled updates read its current value.
+    It is set again after a resume, not saved, and is a 0-d tensor, so that compiled updates read
+    its current value.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Scalar:
 
 
 class PerSeed:
-    """A setting that differs between the members of a group, `[S]`; given anew, not saved."""
+    """A setting that differs between the members of a group, `[S]`; it is not saved."""
 
     def __init__(self, values: Sequence[float], device: torch.device | str) -> None:
         self.values = tuple(values)
@@ -139,8 +139,10 @@ def _tensors_in(value: Any) -> list[Tensor]:
 
 def leaves_in(tree: Any) -> dict[tuple[str, ...], Any]:
     """Return what nested dicts hold, by the keys that lead there; a list is a leaf."""
-    leaves, _ = tree_flatten_with_path(tree, is_leaf=lambda node: not isinstance(node, dict))
-    return {tuple(key.key for key in path if isinstance(key, MappingKey)): x for path, x in leaves}
+    if not isinstance(tree, dict):
+        return {(): tree}
+    inner = ((key, leaves_in(value)) for key, value in tree.items())
+    return {(key, *path): leaf for key, leaves in inner for path, leaf in leaves.items()}
 
 
 def tensors_in(tree: Any) -> dict[tuple[str, ...], Tensor]:

@@ -16,11 +16,11 @@ from helpers.envs import GridActionEnv
 from helpers.tiny import run_cli
 from rl_training.data import load_transition_dataset
 from rl_training.data.datasets.random import random_dataset
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.ope.estimate import evaluate_offline
+from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.train import train
-from rl_training.runtime.verify import verify_resume
 from rl_training.runtime.workflows import load_agent
 from rl_training.testing.contract import small_config
 from rl_training.tools.collect import CollectPlan, collect_dataset

@@ -18,7 +18,7 @@ def test_preset_builds_its_learner(preset: str) -> None:
         pytest.importorskip("ale_py")
     elif "-v5" in config.env_id:
         pytest.importorskip("mujoco")
-    from rl_training.envs.probe import probe_env
+    from rl_training.envs.factory import probe_env
 
     env = probe_env(config.env_id, config.env_kwargs)
     learner = get_algorithm_spec(config.algo).build(env, config.algo_config, (0,))

@@ -23,7 +23,7 @@ from rl_training.data.datasets.random import random_dataset
 from rl_training.data.datasets.view import DatasetView
 from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.data.replay.mapped import MappedBuffer
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import DataError
 from rl_training.ope.estimate import evaluate_offline, prepared

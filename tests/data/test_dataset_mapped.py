@@ -21,7 +21,7 @@ from rl_training.data.datasets.view import DatasetView, view_of
 from rl_training.data.datasets.writers import save_dataset
 from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.data.replay.mapped import MappedBuffer, packed_through
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError, DataError
 from rl_training.experiment.checkpoint.codec import compare_states
@@ -29,6 +29,7 @@ from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import replay
+from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.compile import runner as accelerate
 from rl_training.runtime.compile.cache import Program, Request
 from rl_training.runtime.compile.equivalence import Undo, compare
@@ -41,7 +42,6 @@ from rl_training.runtime.compile.programs import (
 from rl_training.runtime.compile.trace import owned_tensors, trace
 from rl_training.runtime.compile.worker import build as build_request
 from rl_training.runtime.train import train
-from rl_training.runtime.verify import verify_resume
 from rl_training.testing.contract import build, small_config
 
 PIXELS = SWITCH.model_copy(update={"obs_shape": (4, 4, 2), "obs_dtype": "uint8"})

@@ -17,7 +17,7 @@ from rl_training.data.datasets.demonstrations import first_episodes, thinned, wi
 from rl_training.data.datasets.expert_config import ExpertSettings, load_expert
 from rl_training.data.datasets.random import random_dataset
 from rl_training.data.datasets.writers import save_dataset
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.errors import CheckpointError, ConfigError, DataError, RLTrainingError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics

@@ -16,7 +16,7 @@ from rl_training.envs import evaluation_kwargs, make_env, probe_env
 from rl_training.envs.atari import AtariFrames, AtariLives, AtariOptions, emulator_kwargs
 from rl_training.envs.snapshot import SnapshotWrapper
 from rl_training.errors import ConfigError
-from rl_training.runtime.verify import verify_resume
+from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.testing.contract import small_config
 
 GAME = "ALE/Breakout-v5"

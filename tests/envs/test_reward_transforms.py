@@ -17,10 +17,10 @@ from rl_training.envs import SeedVectorEnv, evaluation_kwargs, make_env
 from rl_training.envs.options import learning_reward, with_task_reward
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.train import train
-from rl_training.runtime.verify import verify_resume
 from rl_training.testing.contract import build
 
 COUNTER = f"{CounterEnv.__module__}:CounterEnv"

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_training.envs.factory import make_env
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import make_env, probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.envs.tasks import swing_up
 from rl_training.envs.tasks.functions import (

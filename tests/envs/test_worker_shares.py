@@ -24,8 +24,8 @@ from rl_training.envs import SeedVectorEnv, env_seed
 from rl_training.envs.backends import kinds, processes
 from rl_training.envs.backends.kinds import Mode, SyncEnvs
 from rl_training.envs.backends.processes import WorkerEnvs, worker_count
+from rl_training.envs.factory import probe_env
 from rl_training.envs.given import name_of
-from rl_training.envs.probe import probe_env
 from rl_training.envs.step import Step
 from rl_training.errors import CheckpointError, EnvError, full_traceback, last_own_frame
 

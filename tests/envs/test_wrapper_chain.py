@@ -11,15 +11,14 @@ import pytest
 
 from helpers.tiny import learner_digest, run_cli, run_python, tiny_config, write_tiny
 from rl_training import DQN, SAC
-from rl_training.envs.factory import make_env
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import make_env, probe_env
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.tasks.rewards import reward_for
 from rl_training.envs.tasks.terminations import termination_for
 from rl_training.errors import ConfigError, EnvError, RLTrainingError
 from rl_training.experiment.config import TrainConfig, load_config
+from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.train import train
-from rl_training.runtime.verify import verify_resume
 
 TASK = "Pendulum-v1"
 

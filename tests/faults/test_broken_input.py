@@ -12,7 +12,7 @@ from helpers.datasets import tiny_columns, write_columns
 from helpers.faults import Tried
 from helpers.tiny import tiny_config
 from rl_training.data.datasets.sources import load_transition_dataset
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.errors import ConfigError, DataError, EnvError, RLTrainingError, SpecMismatch
 from rl_training.experiment.checkpointing import list_checkpoints

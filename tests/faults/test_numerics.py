@@ -18,7 +18,7 @@ from helpers.faults import Tried
 from rl_training.algorithms.optim import Adam, Optimizer
 from rl_training.algorithms.spec import Loop
 from rl_training.envs.backends.kinds import SyncEnvs
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.errors import DataError, EnvError, NonFiniteError, RLTrainingError
 from rl_training.experiment.checkpointing import list_checkpoints, load_checkpoint
 from rl_training.experiment.config import TrainConfig

@@ -15,7 +15,7 @@ from helpers.tiny import learner_digest, run_cli, tiny_config, write_tiny
 from rl_training.envs.backends import ray_actors as ray_envs
 from rl_training.envs.backends.lanes import Task, split
 from rl_training.envs.backends.ray_actors import RayEnvs
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.errors import EnvError, full_traceback, last_own_frame
 from rl_training.runtime.train import train

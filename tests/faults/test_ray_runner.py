@@ -101,5 +101,5 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.slow
 def test_an_address_without_a_cluster_is_one_sentence() -> None:
-    with pytest.raises(RLTrainingError, match="no Ray cluster at"):
+    with pytest.raises(RLTrainingError, match="no Ray cluster answers at"):
         RayRunner(RayOptions(address="auto"))

@@ -18,7 +18,7 @@ from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.dynamics.imagination import imagination_of
 from rl_training.algorithms.gail import GAIL
 from rl_training.data.batch import TransitionBatch
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.replay import load_buffer

@@ -263,7 +263,7 @@ def test_environment_of_the_docs_trains(tmp_path: Path) -> None:
     run_python(
         "import sys; sys.path.insert(0, '.')\n"
         "from rl_training.experiment.config import load_config\n"
-        "from rl_training.runtime.verify import verify_resume\n"
+        "from rl_training.runtime.checkpoints.verify import verify_resume\n"
         "report = verify_resume(load_config('corridor.yaml', ['total_timesteps=300']), 233)\n"
         "assert report.identical and report.resume_level == 'exact', report.lines()\n",
         tmp_path,

@@ -22,8 +22,7 @@ from rl_training.models.encoders import (
     check_image,
     make_encoder,
 )
-from rl_training.models.layers import StackedConv2d, noisy_layers
-from rl_training.models.precision import set_precision
+from rl_training.models.layers import StackedConv2d, noisy_layers, set_precision
 from rl_training.rng import Rng
 
 SEEDS = (3, 7, 11)

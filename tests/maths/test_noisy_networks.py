@@ -13,7 +13,7 @@ from helpers.quantiles import transitions
 from rl_training.algorithms.value_based import ValueBased
 from rl_training.models.layers import StackedNoisyLinear, fresh_noise, noisy_layers
 from rl_training.rng import Rng
-from rl_training.runtime.verify import verify_resume
+from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.testing.contract import assert_member_equals, build, flat_state, small_config
 
 every_value_based = pytest.mark.parametrize("algo", ["dqn", "qr_dqn", "iqn", "fqf"])

@@ -16,7 +16,7 @@ from rl_training.api.algorithms import managed_class
 from rl_training.data.datasets.dataset import OfflineDataset
 from rl_training.data.datasets.random import random_dataset
 from rl_training.data.datasets.writers import save_dataset
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.errors import ConfigError, DataError, SpecMismatch
 from rl_training.experiment.config import TrainConfig
 from rl_training.ope.estimate import evaluate_offline, policy_of, rank_offline

@@ -17,7 +17,7 @@ from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.sources import replay_settings
 from rl_training.data.replay.pairs import Pairs
 from rl_training.data.replay.storage import ReplayBuffer
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec

@@ -18,8 +18,7 @@ from rl_training.errors import NonFiniteError
 from rl_training.experiment.checkpointing import list_checkpoints, open_checkpoint
 from rl_training.experiment.logging import MetricLogger, read_metrics
 from rl_training.experiment.registry import algorithm_names
-from rl_training.runtime.callbacks import Callback, TrainerState
-from rl_training.runtime.early_stopping import StopRule
+from rl_training.runtime.callbacks import Callback, StopRule, TrainerState
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
 

@@ -73,7 +73,7 @@ def test_mistakes_are_one_sentence(
 ) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
         monkeypatch.delenv(name, raising=False)
-    assert "no screen here" in run_cli("watch", "--checkpoint", run).sentence()
+    assert "no screen" in run_cli("watch", "--checkpoint", run).sentence()
     options = ["record", "--checkpoint", run, "-o"]
     assert ".mp4, .gif, .webm" in run_cli(*options, tmp_path / "film.avi").sentence()
     wrong = run_cli(*options, tmp_path / "film.mp4", "--episodes", 0).sentence()

@@ -17,9 +17,9 @@ from rl_training.experiment.checkpointing import list_checkpoints, open_checkpoi
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import create_run_folder
 from rl_training.runtime.callbacks import Callback, TrainerState
+from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.checkpoints.warm_start import take_over
 from rl_training.runtime.train import train
-from rl_training.runtime.verify import verify_resume
 from rl_training.runtime.workflows import resume_training
 from rl_training.testing.contract import build, flat_state
 

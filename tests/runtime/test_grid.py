@@ -19,8 +19,8 @@ from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.grid import Member, number_text
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
+from rl_training.experiment.summary import SUMMARY_FILE, read_summary, summarize_group
 from rl_training.runtime.results import TrainResult
-from rl_training.runtime.summary import SUMMARY_FILE, read_summary, summarize_group
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import evaluate_checkpoint, load_agent, resume_training
 
@@ -242,15 +242,14 @@ def test_the_summary_has_a_figure_for_each_point(whole: TrainResult) -> None:
 
 def summary_of(folder: Path, finals: dict[float, list[float]]) -> Any:
     """The summary of learning rates whose seeds 0, 1, ... reached these returns."""
-    members, results = [], []
+    members, metrics = [], []
     for rate, returns in finals.items():
         for seed, value in enumerate(returns):
             member = Member(seed, {"learning_rate": rate})
             (folder / member.folder).mkdir()
-            metrics = {"eval_return_mean": value, "global_step": 5.0, "gradient_steps": 5.0}
             members.append(member)
-            results.append(TrainResult(folder / member.folder, folder, metrics))
-    return summarize_group(members, results)
+            metrics.append({"eval_return_mean": value, "global_step": 5.0, "gradient_steps": 5.0})
+    return summarize_group(members, [folder / member.folder for member in members], metrics)
 
 
 def test_equal_points_are_all_best_and_one_without_figures_never(tmp_path: Path) -> None:

@@ -20,14 +20,14 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.grid import Member
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
-from rl_training.runtime.results import TrainResult
-from rl_training.runtime.summary import (
+from rl_training.experiment.summary import (
     SUMMARY_FILE,
     GroupSummary,
     read_summary,
     summarize_group,
     write_summary,
 )
+from rl_training.runtime.results import TrainResult
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
 
@@ -54,7 +54,7 @@ def logged(result: TrainResult) -> dict[int, float]:
 
 def fake_group(folder: Path, logs: dict[int, dict[int, float]]) -> GroupSummary:
     """The summary of seeds with these evaluations, by seed and step."""
-    results = []
+    folders, finals = [], []
     for seed, log in logs.items():
         path = folder / f"seed_{seed}"
         path.mkdir()
@@ -65,8 +65,9 @@ def fake_group(folder: Path, logs: dict[int, dict[int, float]]) -> GroupSummary:
         (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         final = log[max(log)] if log else float("nan")
         metrics = {"eval_return_mean": final, "global_step": 50.0, "gradient_steps": 7.0}
-        results.append(TrainResult(path, path, metrics))
-    return summarize_group([Member(seed) for seed in logs], results)
+        folders.append(path)
+        finals.append(metrics)
+    return summarize_group([Member(seed) for seed in logs], folders, finals)
 
 
 def printed(summary: GroupSummary, width: int = 80) -> list[str]:

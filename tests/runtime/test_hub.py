@@ -241,7 +241,7 @@ def test_a_damaged_or_foreign_file_is_refused(hub: StandIn, run: Path, tmp_path:
 def test_mistakes_are_one_sentence(
     hub: StandIn, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "no such repository" in run_cli("eval", "hf://me/missing").sentence()
+    assert "it does not exist, or it is private" in run_cli("eval", "hf://me/missing").sentence()
     hub.repos["me/other"] = {"README.md": b""}
     assert "was not made by rl-training push" in run_cli("eval", "hf://me/other").sentence()
     assert "no such revision" in run_cli("eval", "hf://me/other@v9").sentence()

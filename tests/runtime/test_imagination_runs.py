@@ -21,16 +21,21 @@ from rl_training.algorithms.mbpo import MBPO
 from rl_training.algorithms.mopo import MOPO
 from rl_training.algorithms.sources import TransitionReplay
 from rl_training.data.replay.mapped import MappedBuffer
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.envs.tasks.functions import termination_function
 from rl_training.errors import ConfigError, DataError, EnvError, SpecMismatch
 from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime import model_runner
-from rl_training.runtime.imagining import ImaginationPhase, fields_of, rules_for, synthetic_buffer
-from rl_training.runtime.model_runner import ModelRunner
+from rl_training.runtime.compile import model_runner
+from rl_training.runtime.compile.model_runner import ModelRunner
+from rl_training.runtime.phases.imagination import (
+    ImaginationPhase,
+    fields_of,
+    rules_for,
+    synthetic_buffer,
+)
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.results import TrainingInterrupted
 from rl_training.runtime.train import train

@@ -20,8 +20,8 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.models.own_encoder import StackedEncoder
 from rl_training.rng import Rng, ShapeRng
+from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.train import train
-from rl_training.runtime.verify import verify_resume
 from rl_training.testing.contract import (
     PIXEL_TASK,
     assert_member_equals,

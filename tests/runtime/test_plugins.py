@@ -16,8 +16,8 @@ from rl_training.experiment import registry
 from rl_training.experiment.checkpointing import open_checkpoint
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import get_algorithm_spec, installed_plugins, plugin_sources
+from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.train import train
-from rl_training.runtime.verify import verify_resume
 from rl_training.testing.contract import small_config
 
 FOLDER = ROOT / "examples" / "plugin"

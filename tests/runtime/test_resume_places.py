@@ -15,7 +15,7 @@ import yaml
 from helpers.stopped import CUT, Notes, checkpoint, content
 from helpers.tiny import STEPS, learner_digest, run_cli
 from rl_training.cli.showing import _film_path
-from rl_training.envs import probe
+from rl_training.envs import factory
 from rl_training.errors import CheckpointError, RLTrainingError
 from rl_training.experiment import runs as runs_module
 from rl_training.experiment.checkpoint.manifest import MANIFEST_NAME, seal, unseal
@@ -263,7 +263,7 @@ def test_a_run_is_held_before_it_is_read(
             refused.append(str(error.value))
         return original(*arguments, **named)
 
-    original = probe.probe_env
+    original = factory.probe_env
     monkeypatch.setattr("rl_training.runtime.train.probe_env", meanwhile)
     result = resume_training(place / given)
     assert refused

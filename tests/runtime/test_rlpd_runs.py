@@ -14,23 +14,23 @@ import torch
 
 from helpers.datasets import toy_data
 from helpers.traces import request_of, traced
-from rl_training.algorithms.sources import replay_settings
+from rl_training.algorithms.base import replay_step
+from rl_training.algorithms.sources import replay_settings, rows_per_update
 from rl_training.data.datasets.writers import save_dataset
 from rl_training.data.replay.prior import WithPrior
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import replay as replays
 from rl_training.runtime.callbacks import Callback, TrainerState
+from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.compile.programs import frequent_phases, replay_sources
 from rl_training.runtime.compile.worker import build as build_request
 from rl_training.runtime.replay import make_replay
 from rl_training.runtime.results import TrainingInterrupted, TrainResult
 from rl_training.runtime.train import train
-from rl_training.runtime.updates import replay_step, rows_per_update
-from rl_training.runtime.verify import verify_resume
 from rl_training.runtime.workflows import resume_training
 from rl_training.testing.contract import build, flat_state, small_config
 

@@ -21,9 +21,9 @@ from rl_training.data.normalizer import DiscountedReturns, ReturnScale, RunningN
 from rl_training.errors import ConfigError, SpecMismatch
 from rl_training.experiment.checkpointing import open_checkpoint
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
-from rl_training.runtime.running_statistics import RunningStatistics
+from rl_training.runtime.checkpoints.verify import verify_resume
+from rl_training.runtime.collector import RunningStatistics
 from rl_training.runtime.train import train
-from rl_training.runtime.verify import verify_resume
 from rl_training.testing.contract import (
     PIXEL_TASK,
     build,

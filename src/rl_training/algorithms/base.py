@@ -344,7 +344,7 @@ class Learner(Stateful, Generic[BatchT]):
     def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:
         """Draw actions from the policy that was learned, and move `state` on by this step.
 
-        Exploring may add randomness to learn from, which is no part of that policy; a method that
+        Exploring may add randomness to learn from, which is not part of that policy; a method that
         does so overrides this.
         """
         return self.act_from(state, obs, explore=True)
@@ -505,6 +505,18 @@ class OnPolicyLearner(Learner[RolloutBatch]):
     def minibatch_step(self, batch: Any, active: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Take one gradient step for the `active` seeds; returns metrics and who still is."""
         raise NotImplementedError
+
+
+def replay_step(learner: AnyLearner, replay: ReplayBuffer, rows: int) -> StepOutput:
+    """Draw a batch of `rows` per seed, learn from it, and send new priorities back.
+
+    Eager and compiled runs execute this same function; `runtime/compile` only decides who does.
+    """
+    batch = replay.sample(rows)
+    output = learner.learn(batch)
+    if batch.index is not None and output.priority is not None:
+        replay.update_priorities(batch.index, output.priority)
+    return output
 
 
 def observations_are_normalized(config: Settings) -> bool:

@@ -71,7 +71,7 @@ def import_encoder(name: str) -> None:
     """Import the function that the user names as `module:function`, and remember it.
 
     Raises:
-        ConfigError: When there is no such module, or no such function in it.
+        ConfigError: When the module does not exist, or has no such function.
     """
     if name in _known or name.startswith(IN_PYTHON):
         return

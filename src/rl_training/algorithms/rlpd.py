@@ -77,7 +77,7 @@ class RLPD(SAC):
         return self.num_updates.value < self.part(PriorSettings).offline_pretrain_updates
 
     def moves_actor(self) -> bool:
-        """Whether the next update ends a round; they are counted anew after pretraining."""
+        """Whether the next update ends a round; the count starts again after pretraining."""
         before = self.part(PriorSettings).offline_pretrain_updates
         first = 0 if self.is_pretraining else before
         return (self.num_updates.value - first + 1) % self.actor_delay == 0

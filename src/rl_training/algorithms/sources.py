@@ -6,7 +6,7 @@ These are the parts of a method's settings that its loop reads.  A learner names
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,9 @@ from rl_training.validation import (
     StrictModel,
     Whole,
 )
+
+if TYPE_CHECKING:
+    from rl_training.algorithms.base import AnyLearner
 
 BatchRatio = Fraction | Literal["union"]
 """Share of a batch from recorded data, or draws from the union of data and experience."""
@@ -241,6 +244,28 @@ def replay_settings(config: Settings) -> ReplaySettings | None:
     common = PriorSettings.model_fields.keys() & type(config).model_fields.keys()
     settings = {name: getattr(config, name) for name in common}
     return PriorSettings(**settings | dict(config.online))
+
+
+def rows_per_update(learner: AnyLearner) -> int:
+    """Return how many transitions an update takes, per seed."""
+    settings = learner.config
+    if isinstance(settings, ReplaySettings):
+        return settings.rows_per_update
+    return learner.part(OfflineSettings).batch_size
+
+
+def steps_per_update(learner: AnyLearner) -> int:
+    """Return how many steps an update learns from, per seed: a sequence counts for many."""
+    settings = learner.config
+    if isinstance(settings, ReplaySettings):
+        return settings.steps_per_update
+    return rows_per_update(learner)
+
+
+def pretrain_updates(learner: AnyLearner) -> int:
+    """Return how many updates a learner does before the first environment step."""
+    config = learner.config
+    return config.offline_pretrain_updates if isinstance(config, PriorSettings) else 0
 
 
 def require_on_device(storage: DatasetStorage) -> None:

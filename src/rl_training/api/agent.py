@@ -19,14 +19,14 @@ from rl_training.algorithms.own_encoders import give_encoder, import_encoder
 from rl_training.algorithms.spec import Loop
 from rl_training.api.data import DataLike, settings_for_data
 from rl_training.cli.display import display_for
-from rl_training.envs.chain import WrapperLike, named_chain
+from rl_training.envs.factory import probe_env
 from rl_training.envs.given import EnvLike, is_given, name_of
-from rl_training.envs.probe import probe_env
+from rl_training.envs.options import WrapperLike, named_chain
 from rl_training.envs.tasks.spaces_only import SPACES_ONLY
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.config import TrainConfig, load_config
-from rl_training.experiment.hub import is_hub_name
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import is_hub_name
 from rl_training.models.own_encoder import EncoderFunction
 from rl_training.ope.estimate import Source, evaluate_offline
 from rl_training.ope.value import OfflineValue
@@ -246,7 +246,7 @@ class Agent:
         """Take up a run that was interrupted, and train to its planned end.
 
         Raises:
-            CheckpointError: When there is no run to take up.
+            CheckpointError: When it has no run to take up.
         """
         if self._run is None:
             raise CheckpointError(

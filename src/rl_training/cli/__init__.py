@@ -52,7 +52,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of our output (`| head`) has gone; that is no error of anybody.
+        # The reader of our output (`| head`) has gone, which is not an error.
         sys.stderr.close()
         sys.exit(0)
     except Exception as error:

@@ -340,7 +340,7 @@ def verify_resume_command(
 ) -> None:
     """Prove that a resumed run equals an uninterrupted one."""
     from rl_training.experiment.config import load_config
-    from rl_training.runtime.verify import verify_resume
+    from rl_training.runtime.checkpoints.verify import verify_resume
 
     changes = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
     report = verify_resume(load_config(config, set_ or (), changes, may_import=True), at)

@@ -314,7 +314,7 @@ def _agent(checkpoint: Path | None) -> LoadedAgent | None:
 def _spec(env: str | None) -> EnvSpec | None:
     if env is None:
         return None
-    from rl_training.envs.probe import probe_env
+    from rl_training.envs.factory import probe_env
 
     return probe_env(env)
 

@@ -17,8 +17,8 @@ from rich.text import Text
 from rl_training.cli.styles import BAR, EMPTY, NOTE, STRONG
 from rl_training.data.datasets.scores import SCORE
 from rl_training.experiment.grid import number_text, point_text
+from rl_training.experiment.summary import FinalReturn, GroupSummary, SeedSummary
 from rl_training.runtime.callbacks import Callback, TrainerState
-from rl_training.runtime.summary import FinalReturn, GroupSummary, SeedSummary
 
 REFRESH_SECONDS = 0.1
 NOTEBOOK_SECONDS = 0.5

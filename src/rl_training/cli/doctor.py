@@ -131,10 +131,10 @@ def _memory() -> dict[str, float]:
 
 
 def _self_test() -> dict[str, Any]:
-    """Train a few hundred steps, cut, resume, and compare to the bit."""
+    """Train a few hundred steps, cut, resume, and compare every bit."""
     from rl_training.errors import RLTrainingError
     from rl_training.experiment.config import TrainConfig
-    from rl_training.runtime.verify import verify_resume
+    from rl_training.runtime.checkpoints.verify import verify_resume
 
     start = time.monotonic()
     settings = {"hidden_sizes": [16, 16], "batch_size": 16, "learning_starts": 50}
@@ -152,7 +152,7 @@ def _self_test() -> dict[str, Any]:
             report = verify_resume(config, 150)
     except (RLTrainingError, OSError) as error:
         return {"passed": False, "detail": str(error), "seconds": _since(start)}
-    detail = "trained, cut, resumed: " + ("identical to the bit" if report.identical else "DIFFERS")
+    detail = "trained, cut, resumed: " + ("bit-exact" if report.identical else "DIFFERS")
     return {"passed": report.identical, "detail": detail, "seconds": _since(start)}
 
 

@@ -53,7 +53,7 @@ def print_outcome(result: TrainResult, start: Path) -> None:
     from rl_training.cli.plots import draw_plots
     from rl_training.experiment.config import load_config
     from rl_training.experiment.made_up import made_up_data
-    from rl_training.runtime.summary import SUMMARY_FILE, read_summary
+    from rl_training.experiment.summary import SUMMARY_FILE, read_summary
 
     def near(path: Path) -> Path:
         return path.relative_to(start) if path.is_relative_to(start) else path

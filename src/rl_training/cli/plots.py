@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.summary import RETURN, CurvePoint
 from rl_training.output_files import written_beside
-from rl_training.runtime.summary import RETURN, CurvePoint
 
 MOST_NAMED = 8
 """Seeds that a legend names; more would cover the curves."""

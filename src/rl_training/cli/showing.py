@@ -141,14 +141,15 @@ def _agent(checkpoint: Path, best: bool) -> LoadedAgent:
 
 
 def warn(text: str) -> None:
-    """Tell a person something that is no error."""
+    """Tell a person something that is not an error."""
     err.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _film_path(checkpoint: Path, step: int) -> Path:
     """Return where `report` finds the film, beside the run's logs; that of a copy is put here."""
     from rl_training.errors import DataError
-    from rl_training.experiment.hub import hub_name, is_hub_name
+    from rl_training.experiment.hub import hub_name
+    from rl_training.experiment.runs import is_hub_name
     from rl_training.runtime.checkpoints.resume import home_of
 
     if is_hub_name(checkpoint):

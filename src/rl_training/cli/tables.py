@@ -22,7 +22,7 @@ Row = dict[str, Any]
 EXTRA_OF_FAMILY = {"mujoco": ("mujoco", "mujoco"), "box2d": ("Box2D", "box2d")}
 """Families of Gymnasium's tasks that need a module, and our extra that brings it."""
 HIDDEN_FAMILIES = ("phys2d", "tabular")
-"""Gymnasium's tasks in JAX, for which there is no extra."""
+"""Gymnasium's tasks in JAX, for which we have no extra."""
 _ID = re.compile(r"^(?P<name>.*)-v(?P<version>\d+)$")
 
 

@@ -3,9 +3,8 @@
 No learner and no buffer is known here.
 """
 
-from rl_training.envs.factory import make_env
+from rl_training.envs.factory import make_env, probe_env
 from rl_training.envs.options import evaluation_kwargs
-from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv, env_seed
 from rl_training.envs.snapshot import ResumeLevel, SnapshotWrapper
 from rl_training.envs.spec import EnvSpec

@@ -1,11 +1,11 @@
-"""Makes one environment from an id and `env_kwargs`.
+"""Makes one environment from an id and `env_kwargs`, and tries it.
 
 An id is a registered one (`CartPole-v1`), Gymnasium's `module:Registered-v0`, or `module:Class` for
 an own environment, a subclass of `gymnasium.Env`. Ids come out of checkpoints too, so nothing but
 such a class is ever called; naming a module does import it, which runs its top-level code.
 
 `env_kwargs` may hold `max_episode_steps`, `render_mode` and `wrappers`; everything else goes to the
-environment's constructor. `wrappers` is a list of wrappers, see `envs/chain.py`, or a mapping that
+environment's constructor. `wrappers` is a list of wrappers (`envs/options.py`), or a mapping that
 may hold:
 
 - `chain: [...]`: that list;
@@ -16,20 +16,22 @@ may hold:
   order; they change what is learned from, and no return in logs and evaluations.
 
 A Discrete observation becomes one-hot float32 and a Dict of Boxes is flattened, without being
-asked.
+asked.  `probe_env` checks on a throwaway instance that the result keeps Gymnasium's contract.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
 import logging
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import gymnasium as gym
@@ -37,11 +39,16 @@ import numpy as np
 from gymnasium import spaces
 
 from rl_training.envs.atari import AtariFrames, AtariLives, AtariOptions, emulator_kwargs
-from rl_training.envs.chain import wrapped_by
 from rl_training.envs.given import is_given, make_given
 from rl_training.envs.named_modules import import_named
-from rl_training.envs.options import PixelOptions, WrapperOptions, is_atari, wrapper_options
-from rl_training.envs.spec import AnyEnv
+from rl_training.envs.options import (
+    PixelOptions,
+    WrapperOptions,
+    is_atari,
+    wrapped_by,
+    wrapper_options,
+)
+from rl_training.envs.spec import AnyEnv, EnvSpec, check_reward
 from rl_training.envs.tasks.games import register_games
 from rl_training.envs.tasks.spaces_only import register_spaces_only
 from rl_training.envs.wrappers import OneHotObservation, PixelObservation, RewardTransform
@@ -387,3 +394,111 @@ def _with_pixels(env: AnyEnv, options: PixelOptions) -> AnyEnv:
                 f"observations"
             ) from error
     return PixelObservation(env, options.resize_shape, options.frame_stack, options.channel_first)
+
+
+def probe_env(
+    env_id: str, env_kwargs: Mapping[str, Any] | None = None, seed: int = 0, num_steps: int = 2
+) -> EnvSpec:
+    """Check Gymnasium's contract on a throwaway instance and return its spec.
+
+    Raises:
+        EnvError: `reset` or `step` gives something else than the contract says; the message says
+            what.
+        SpecMismatch: A space cannot be used.
+    """
+    with _same_folder():
+        return _probed(env_id, env_kwargs, seed, num_steps)
+
+
+def _probed(
+    env_id: str, env_kwargs: Mapping[str, Any] | None, seed: int, num_steps: int
+) -> EnvSpec:
+    env = make_env(env_id, env_kwargs)
+    try:
+        spec = EnvSpec.from_env(env, env_id)
+        env.action_space.seed(seed)
+        _check_reset(spec, guarded(env_id, "reset", lambda: env.reset(seed=seed)))
+        for _ in range(num_steps):
+            action = env.action_space.sample()
+            take_step = functools.partial(env.step, action)
+            step = guarded(env_id, f"step({action})", take_step)
+            if _check_step(spec, step):
+                break
+    except BaseException:
+        with suppress(Exception):  # the first error says more
+            env.close()
+        raise
+    guarded(env_id, "close", env.close)
+    return spec
+
+
+@contextmanager
+def _same_folder() -> Iterator[None]:
+    """Return to the working directory, which a throwaway environment may change."""
+    before = os.getcwd()
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def guarded(env_id: str, what: str, call: Callable[[], Any]) -> Any:
+    """Call user code; whatever it raises is an `EnvError` that says `what` was called."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        raise EnvError(f"environment {env_id}: {what} raised {described(error)}") from error
+
+
+def _check_reset(spec: EnvSpec, result: object) -> None:
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+        raise EnvError(
+            f"environment {spec.env_id}: reset must return (obs, info) with info a dict, got "
+            f"{_shape_of(result)}"
+        )
+    _check_obs(spec, result[0], "reset")
+
+
+def _check_step(spec: EnvSpec, result: object) -> bool:
+    """Check one step; returns whether the episode ended."""
+    if not (isinstance(result, tuple) and len(result) == 5):
+        raise EnvError(
+            f"environment {spec.env_id}: step must return (obs, reward, terminated, truncated, "
+            "info), "
+            f"got {_shape_of(result)}"
+        )
+    obs, reward, terminated, truncated, _ = result
+    _check_obs(spec, obs, "step")
+    try:
+        finite = bool(np.isfinite(float(reward)))
+    except (TypeError, ValueError):
+        finite = False
+    if not finite:
+        raise EnvError(
+            f"environment {spec.env_id}: the reward of step must be one finite number, got "
+            f"{reward!r}"
+        )
+    guarded(spec.env_id, "step", lambda: check_reward(reward))
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(flag, (bool, np.bool_)):
+            raise EnvError(f"environment {spec.env_id}: {name} must be a bool, got {flag!r}")
+    return bool(terminated or truncated)
+
+
+def _check_obs(spec: EnvSpec, obs: object, where: str) -> None:
+    shape, dtype = getattr(obs, "shape", None), str(getattr(obs, "dtype", type(obs).__name__))
+    if shape != spec.obs_shape or dtype != spec.obs_dtype:
+        raise EnvError(
+            f"environment {spec.env_id}: the observation of {where} has shape {shape} and dtype "
+            f"{dtype}, but "
+            f"its observation space says {spec.obs_shape} and {spec.obs_dtype}; make the two agree"
+        )
+    if not np.isfinite(np.asarray(obs)).all():
+        raise EnvError(
+            f"environment {spec.env_id}: the observation of {where} is not finite: {obs!r}"
+        )
+
+
+def _shape_of(result: object) -> str:
+    kind = type(result).__name__
+    return f"a {kind} of length {len(result)}" if isinstance(result, (tuple, list)) else f"a {kind}"

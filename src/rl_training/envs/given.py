@@ -59,7 +59,7 @@ def name_of(env: EnvLike, env_id: str | None = None) -> str:
 
     Args:
         env: The environment in any form.
-        env_id: The id that it shall have, where a run has named it already.
+        env_id: The id to use, where a run has named it already.
 
     Raises:
         ConfigError: When it is none of these forms.

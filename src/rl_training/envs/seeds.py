@@ -24,9 +24,9 @@ import numpy as np
 
 from rl_training.envs.backends.kinds import Backend, Mode, make_backend
 from rl_training.envs.backends.lanes import Task
+from rl_training.envs.factory import probe_env
 from rl_training.envs.options import learning_reward, with_task_reward
 from rl_training.envs.plain import State
-from rl_training.envs.probe import probe_env
 from rl_training.envs.snapshot import ResumeLevel, weakest_level
 from rl_training.envs.spec import Array, EnvSpec
 from rl_training.envs.step import RestoreReport, Step

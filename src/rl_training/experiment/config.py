@@ -178,7 +178,7 @@ class TrainConfig(Settings):
         chain = wrappers.get("chain") if isinstance(wrappers, dict) else wrappers
         if not isinstance(chain, list | tuple):
             return value
-        from rl_training.envs.chain import named_chain
+        from rl_training.envs.options import named_chain
 
         named = named_chain(chain)
         return value | {
@@ -221,7 +221,8 @@ class TrainConfig(Settings):
     @cached_property
     def members(self) -> tuple[Member, ...]:
         """The runs side by side: every point of the grid with every seed, or `seed` alone."""
-        return members_of(self.seeds if self.seeds is not None else (self.seed,), self.grid)
+        seeds = self.seeds if self.seeds is not None else (self.seed,)
+        return members_of(seeds, self.grid) if self.grid else tuple(map(Member, seeds))
 
     @property
     def is_group(self) -> bool:
@@ -270,8 +271,8 @@ def load_config(
     Args:
         source: A YAML file, or the name of a packaged preset such as `sac/pendulum`; None begins
             with the defaults, and `changes` name `algo` and `env_id`.
-        overrides: `key=value` texts; a dot reaches into a mapping, and a name that is no field of
-            `TrainConfig` is a setting of the method: `batch_size=512` means
+        overrides: `key=value` texts; a dot reaches into a mapping, and a name that is not a field
+            of `TrainConfig` is a setting of the method: `batch_size=512` means
             `algo_kwargs.batch_size=512`.
         changes: Top-level fields that replace what the file says.
         may_import: Import what `algo` or `encoder` name, because the file is the user's own.
@@ -340,7 +341,7 @@ def _hint_for_key(key: str, allowed: Collection[str], settings: type[AlgoConfig]
 
 
 def _set_origin(origins: dict[KeyPath, str], key: KeyPath, origin: str) -> None:
-    """Note where a value comes from now, which is no longer where the file has it."""
+    """Note where a value comes from now, in place of the line of the file."""
     for old in [path for path in origins if path[: len(key)] == key]:
         del origins[old]
     origins[key] = origin

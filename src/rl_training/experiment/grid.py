@@ -67,7 +67,7 @@ def check_grid(
     Args:
         model: The algorithm's settings class.
         settings: What the points share.
-        grid: Names of settings with the values each shall take.
+        grid: Names of settings with the values that each takes.
 
     Raises:
         ConfigError: Naming the setting, the value and what is allowed.

@@ -15,6 +15,7 @@ from types import ModuleType
 
 from rl_training._version import __version__
 from rl_training.errors import CheckpointError, ConfigError, MissingExtraError
+from rl_training.experiment.runs import is_hub_name
 
 POLICY_FILE = "policy.safetensors"
 PREFIX = "hf://"
@@ -24,8 +25,7 @@ _SLASHES = re.compile("^hf:/*")
 _REPO = re.compile(r"^[\w.-]+/[\w.-]+$", re.ASCII)
 _REASONS = {
     "GatedRepoError": "it is gated; ask for access on its page, then log in with `hf auth login`",
-    "RepositoryNotFoundError": "there is no such repository, or it is private: log in with "
-    "`hf auth login`",
+    "RepositoryNotFoundError": "it does not exist, or it is private: log in with `hf auth login`",
     "RevisionNotFoundError": "it has no such revision",
     "RemoteEntryNotFoundError": f"it has no {POLICY_FILE}, so it was not made by rl-training push",
     "LocalEntryNotFoundError": "the hub cannot be reached, and no copy is on this machine",
@@ -44,11 +44,6 @@ class HubName:
 
     def __str__(self) -> str:
         return f"{PREFIX}{self.repo}" + (f"@{self.revision}" if self.revision else "")
-
-
-def is_hub_name(path: str | Path) -> bool:
-    """Whether a text is meant to name an agent on the hub."""
-    return str(path).startswith("hf:")
 
 
 def hub_name(path: str | Path) -> HubName:
@@ -70,7 +65,7 @@ def fetched(path: str | Path) -> Path:
     """Return where the policy's file of `hf://user/name` is on this machine, fetched if need be.
 
     Raises:
-        CheckpointError: When there is no such agent, or the hub cannot be reached.
+        CheckpointError: When the agent does not exist, or the hub cannot be reached.
         MissingExtraError: Without the extra `hub`.
     """
     name = hub_name(path)

@@ -1,4 +1,4 @@
-"""Metrics of a run as JSON lines, and wherever else they shall go.
+"""Metrics of a run as JSON lines, in TensorBoard files, and at the services that it names.
 
 A resumed run first cuts the JSON lines back to the length the checkpoint remembers, so that no step
 stands there twice and none is missing.  Where lines were lost it says so, and a line is never
@@ -20,7 +20,7 @@ from typing import Any
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpoint import files
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.trackers import Tracker, tensorboard_tracker, trackers_for
+from rl_training.experiment.trackers import Tracker, trackers_for
 
 METRICS_FILE = "metrics.jsonl"
 MAX_STEP = 10**18
@@ -46,7 +46,7 @@ class MetricLogger:
         Args:
             folder: The seed's folder.
             tensorboard: Write TensorBoard files too, when that is installed.
-            resume_offset: Length of the JSON lines when the checkpoint was written; 0 starts anew.
+            resume_offset: Length of the JSON lines when the checkpoint was written; 0 if new.
             step: Step the run continues from; TensorBoard drops what came after it.
             trackers: Services that get the metrics too; a resumed run hands them its log so far,
                 and they leave out what they have.
@@ -147,7 +147,9 @@ def open_loggers(
     with ExitStack() as undo:
         if is_new:
             undo.callback(shutil.rmtree, run_dir, ignore_errors=True)
-        trackers = trackers_for(config, folders, is_new=is_new)
+        trackers: list[list[Tracker]] = [[] for _ in folders]
+        if config.trackers:
+            trackers = trackers_for(config, folders, is_new=is_new)
         loggers = [
             MetricLogger(
                 folder,
@@ -162,6 +164,35 @@ def open_loggers(
         ]
         undo.pop_all()
     return loggers
+
+
+def tensorboard_tracker(folder: Path, step: int) -> Tracker | None:
+    """Return a writer of TensorBoard files, or None where that is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None  # the extra is not installed; `doctor` says so
+    return TensorBoardTracker(SummaryWriter(str(folder), purge_step=step + 1 if step else None))
+
+
+class TensorBoardTracker:
+    """Event files in the run's folder; a resumed run drops what came after its checkpoint."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Write scalars."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """Force them to the disk."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._writer.close()
 
 
 def _hand_on(

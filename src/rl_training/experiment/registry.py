@@ -131,7 +131,7 @@ def import_plugin(name: str) -> None:
     """Import the method that a user names as `module:SPEC`; plain names need nothing.
 
     Raises:
-        ConfigError: When there is no such module, or it declares no such `SPEC`.
+        ConfigError: When the module does not exist, or declares no such `SPEC`.
     """
     if ":" in name and name not in algorithm_names():
         _spec_in(_import(name, f"algo {name}"), name)
@@ -141,7 +141,7 @@ def import_trusted(name: str) -> None:
     """Import what the user trusts by `--plugin`: a method `module:SPEC`, or an encoder's function.
 
     Raises:
-        ConfigError: When there is no such module, or it holds neither under that name.
+        ConfigError: When the module does not exist, or holds neither under that name.
     """
     from rl_training.algorithms.own_encoders import import_encoder
 

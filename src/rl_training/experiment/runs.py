@@ -253,3 +253,8 @@ def _held(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def is_hub_name(path: str | Path) -> bool:
+    """Whether a text is meant to name an agent on the hub."""
+    return str(path).startswith("hf:")

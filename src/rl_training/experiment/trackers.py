@@ -1,4 +1,4 @@
-"""Where metrics go besides the run's own log: TensorBoard, Weights & Biases, MLflow.
+"""Services that get a run's metrics beside its own log: Weights & Biases, MLflow.
 
 One small interface; each service is imported when it is asked for.  A service that fails during a
 run is left out from then on, with a warning: it must not cost the run.  A run that is taken up
@@ -105,17 +105,16 @@ def trackers_for(
     return everyone
 
 
-def require_trackers(names: Sequence[str]) -> None:
-    """Refuse services whose package is missing, before anything is written.
+def require_tracker(name: str) -> None:
+    """Refuse a service whose package is missing, before anything is written.
 
     Raises:
         MissingExtraError: Naming the extra.
     """
-    for name in names:
-        if name not in sys.modules and importlib.util.find_spec(name) is None:
-            raise MissingExtraError(
-                f'trackers names {name}, which is not installed; pip install "rl-training[{name}]"'
-            )
+    if name not in sys.modules and importlib.util.find_spec(name) is None:
+        raise MissingExtraError(
+            f'trackers names {name}, which is not installed; pip install "rl-training[{name}]"'
+        )
 
 
 def open_trackers(names: Sequence[str], run: TrackedRun, *, is_new: bool = True) -> list[Tracker]:
@@ -151,35 +150,6 @@ def open_trackers(names: Sequence[str], run: TrackedRun, *, is_new: bool = True)
 
 def _one_line(error: Exception) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {error}", LONGEST_VALUE, placeholder=" ...")
-
-
-def tensorboard_tracker(folder: Path, step: int) -> Tracker | None:
-    """Return a writer of TensorBoard files, or None where that is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None  # the extra is not installed; `doctor` says so
-    return TensorBoardTracker(SummaryWriter(str(folder), purge_step=step + 1 if step else None))
-
-
-class TensorBoardTracker:
-    """Event files in the run's folder; a resumed run drops what came after its checkpoint."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Write scalars."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-    def flush(self) -> None:
-        """Force them to the disk."""
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Close the files."""
-        self._writer.close()
 
 
 class WandbTracker:

@@ -71,7 +71,7 @@ def load_yaml(path: Path) -> Document:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ConfigError(
-                f"{path}: is larger than {_MAX_BYTES // 1024} KiB, so it is no configuration"
+                f"{path}: is larger than {_MAX_BYTES // 1024} KiB, too large for a configuration"
             )
         text = path.read_text(encoding="utf-8")
     except OSError as error:

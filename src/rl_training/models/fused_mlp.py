@@ -101,7 +101,7 @@ def supports(
     """Whether the kernels can run: Triton on CUDA, relu, two or more hidden layers, fitting sizes.
 
     More than four networks only in bf16: batched products of single precision are faster there, and
-    on an H200 tf32 kernels with large row blocks did not repeat to the bit.  The last three layers
+    on an H200 tf32 kernels with large row blocks did not repeat bit-exactly.  The last three layers
     count: at most 128 inputs (or hidden units before them), 1024 hidden units and 64 outputs.  Of
     many networks a batch may have 2048 rows: beyond, library products are faster.
     Layer normalisation is for the caller to rule out.

@@ -4,7 +4,7 @@
 
 Shapes: G networks side by side, B batch, I inputs, H1 and H2 hidden, O outputs.  `SHARED` networks
 in a row read the same inputs.  All tensors are contiguous; sizes that are not powers of two are
-masked.  Nothing is added atomically, so results repeat to the bit: what several programs
+masked.  Nothing is added atomically, so results repeat bit-exactly: what several programs
 contribute to is stored in parts, which the caller adds up.
 
 Import this module only where Triton is installed.
@@ -93,7 +93,7 @@ def forward_kernel(
 ):
     """One program: ROWS of the batch and COLUMNS of the second hidden layer of one network.
 
-    The first layer is narrow, so that every program computes it anew, DEPTH units at a time.
+    The first layer is narrow, so that every program computes it itself, DEPTH units at a time.
     """
     parts: tl.constexpr = (H2 + COLUMNS - 1) // COLUMNS
     blocks: tl.constexpr = (B + ROWS - 1) // ROWS

@@ -63,7 +63,7 @@ def evaluate_offline(
     Raises:
         ConfigError: For a setting out of range, the checkpoint's gamma included.
         DataError: When the data cannot be read, does not fit, or has no usable episodes.
-        CheckpointError: When there is no whole checkpoint.
+        CheckpointError: When no checkpoint is whole.
     """
     config = FQEConfig(**settings)
     if isinstance(checkpoint, LoadedAgent):
@@ -107,7 +107,7 @@ def rank_offline(
     if config.gamma is None:
         _same_gamma(agents, checkpoints)
     config = _with_gamma(config, agents[0], str(checkpoints[0]))
-    # All before the first is evaluated: a mistake shall not cost minutes.
+    # All before the first is evaluated, so that a mistake does not cost minutes.
     loaded = dataset
     if not isinstance(dataset, OfflineDataset):
         loaded = load_source(str(dataset), agents[0].env_spec)

@@ -8,7 +8,7 @@ Deviations: the target network follows by Polyak averaging instead of being copi
     layers are normalised; outputs are in units of the data's own returns; the level of Q, the part
     that all states share, is solved for instead of being iterated (`level`).
 
-It is no learner: it has no policy of its own and no `SPEC`.
+It is not a learner: it has neither a policy of its own nor a `SPEC`.
 
 Shapes: S members, B batch, D entries of an observation, A entries of an action.
 """

@@ -65,7 +65,7 @@ class OfflineValue:
 
     @property
     def diverged(self) -> bool:
-        """Whether there is no estimate."""
+        """Whether the estimate is missing."""
         return self.value is None
 
     def as_record(self) -> dict[str, Any]:

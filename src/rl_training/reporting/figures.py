@@ -16,8 +16,8 @@ from rl_training.experiment.statistics import (
     interquartile_mean,
     probability_of_improvement,
 )
+from rl_training.experiment.summary import CurvePoint, curve_of
 from rl_training.reporting.gather import Method, Run, Task
-from rl_training.runtime.summary import CurvePoint, curve_of
 
 LAST_SHARE = 0.1
 """Part of a run whose evaluations make its `last` figure."""

@@ -21,8 +21,8 @@ from rl_training.experiment.config import flat_settings
 from rl_training.experiment.grid import number_text
 from rl_training.experiment.logging import METRICS_FILE, number_in, read_metrics
 from rl_training.experiment.runs import RUN_FILE, read_description
+from rl_training.experiment.summary import evaluations
 from rl_training.experiment.yaml_loader import load_yaml
-from rl_training.runtime.summary import evaluations
 
 CIRCUMSTANCES = frozenset(
     {

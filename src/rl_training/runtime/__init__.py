@@ -11,7 +11,7 @@ from rl_training.runtime.results import EvalResult, TrainingInterrupted, TrainRe
 
 if TYPE_CHECKING:
     from rl_training.algorithms.optim import learning_rate_factor, linear
-    from rl_training.runtime.early_stopping import StopRule
+    from rl_training.runtime.callbacks import StopRule
 
 __all__ = [
     "Callback",
@@ -26,7 +26,7 @@ __all__ = [
 
 # Loaded when first used, so that commands that only read runs start without PyTorch.
 _LATER = {
-    "StopRule": "rl_training.runtime.early_stopping",
+    "StopRule": "rl_training.runtime.callbacks",
     "learning_rate_factor": "rl_training.algorithms.optim",
     "linear": "rl_training.algorithms.optim",
 }

@@ -1,14 +1,20 @@
-"""Callbacks: they observe a run, and may ask it to stop, save, evaluate or learn more slowly.
+"""Who may stop a run or change its course: callbacks, early stopping, signals.
 
-What they ask for is done at the end of the pass in which they ask, in the run's fixed order.  A
-callback cannot change a parameter: the learner that it sees is a view.
+Callbacks observe a run, and may ask it to stop, save, evaluate or learn more slowly.  What they ask
+for is done at the end of the pass in which they ask, in the run's fixed order.  A callback cannot
+change a parameter: the learner that it sees is a view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import statistics
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rl_training.errors import ConfigError
@@ -17,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from rl_training.algorithms.base import AnyLearner
+    from rl_training.algorithms.config import EarlyStopping
 
 
 class LearnerView:
@@ -210,3 +217,93 @@ class PruneTrial(Callback):
         self.trial.report(state.metrics["eval_return_mean"], state.step)
         if self.trial.should_prune():
             state.request_stop("pruned by Optuna")
+
+
+_SUMMARIES: dict[str, Callable[[Sequence[float]], float]] = {
+    "eval_return_mean": statistics.fmean,
+    "eval_return_min": min,
+    "eval_return_median": statistics.median,
+}
+
+
+class StopRule:
+    """Decides after each evaluation whether a run has reached its target, or gains nothing more."""
+
+    def __init__(self, settings: EarlyStopping | None) -> None:
+        self.settings = settings
+        self.best: float | None = None
+        self.streak = 0
+
+    def judge(self, step: int, returns: Sequence[Sequence[float]]) -> str | None:
+        """Take in an evaluation (episode returns per seed) and return a reason to stop, or None."""
+        if self.settings is None:
+            return None
+        summary = _SUMMARIES[self.settings.metric]
+        value = statistics.fmean([summary(episodes) for episodes in returns])
+        reason = self._reached(value) if self.settings.target is not None else self._stalled(value)
+        return reason if step >= self.settings.min_steps else None
+
+    def _reached(self, value: float) -> str | None:
+        assert self.settings is not None
+        assert self.settings.target is not None
+        sign = 1 if self.settings.mode == "max" else -1
+        self.streak = self.streak + 1 if sign * (value - self.settings.target) >= 0 else 0
+        if self.streak < self.settings.patience:
+            return None
+        return f"{self.settings.metric} {value:.1f} reached the target {self.settings.target:g}"
+
+    def _stalled(self, value: float) -> str | None:
+        assert self.settings is not None
+        sign = 1 if self.settings.mode == "max" else -1
+        if self.best is None or sign * (value - self.best) > self.settings.min_delta:
+            self.best, self.streak = value, 0
+            return None
+        self.streak += 1
+        if self.streak < self.settings.patience:
+            return None
+        return f"{self.settings.metric} gained nothing in {self.streak} evaluations"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rule's memory."""
+        return {"best": self.best, "streak": self.streak}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the rule's memory."""
+        self.best, self.streak = state["best"], state["streak"]
+
+
+class SignalFlag:
+    """Name of the signal that arrived (SIGTERM, SIGINT, SIGUSR1), or None.
+
+    The first one is remembered, and the loop saves a checkpoint at its next step; from then on the
+    default handlers are back, so a second one ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+
+
+@contextmanager
+def watch_signals() -> Iterator[SignalFlag]:
+    """Catch stop signals while the block runs; outside the main thread this does nothing."""
+    flag = SignalFlag()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+    watched = [signal.SIGTERM, signal.SIGINT]
+    if hasattr(signal, "SIGUSR1"):
+        watched.append(signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in watched}
+
+    def remember(number: int, _frame: FrameType | None) -> None:
+        flag.received = signal.Signals(number).name
+        for other, handler in before.items():
+            signal.signal(other, handler)
+
+    for number in watched:
+        signal.signal(number, remember)
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

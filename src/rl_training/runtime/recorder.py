@@ -13,6 +13,8 @@ from rl_training.state import Counter, StateDict, copy_tensor, require_same_keys
 
 FOLD_AFTER = 128
 """Updates whose metrics are kept as they are before they are added up in one operation."""
+MOST_AT_ONCE = 8
+"""Updates whose metrics one captured graph may keep."""
 
 _NEVER = 2**62
 
@@ -33,6 +35,10 @@ class MetricRecorder:
         self._pending: list[list[Tensor]] = [[] for _ in self.names]  # [S] or [S, B] each
         self._rows: list[Tensor] = []  # [P, S, M] each
         self._num_rows = 0
+        # Where captured graphs keep their rows: a count of the device says which is next.
+        self._kept = torch.zeros(0, device=device)
+        self._kept_count = torch.zeros(1, dtype=torch.int64, device=device)
+        self._num_kept = 0
         self._restored = self._none_pending()
         self._folded = 0
         self._first_bad = torch.full(self.sums.shape, _NEVER, dtype=torch.int64, device=device)
@@ -57,10 +63,32 @@ class MetricRecorder:
         self._num_rows += rows.shape[0]
         self._fold_when_due()
 
+    def prepare_keeping(self) -> None:
+        """Allocate what `keep` writes to, before it is captured."""
+        if not len(self._kept):
+            places = FOLD_AFTER + MOST_AT_ONCE
+            self._kept = torch.zeros(places, *self.sums.shape, device=self.sums.device)
+
+    def keep(self, row: Tensor) -> None:
+        """Keep the means of one update `[S, M]`: device work only, so that it can be captured.
+
+        Whoever replays the graph tells `count_kept` how many there were.
+        """
+        self._kept.index_copy_(0, self._kept_count, row.unsqueeze(0))
+        self._kept_count += 1
+
+    def count_kept(self, count: int) -> None:
+        """Count updates whose means were kept, one gradient step each."""
+        self._num_kept += count
+        self.updates.value += count
+        self.total_gradient_steps.value += count
+        self._fold_when_due()
+
     @property
     def _num_waiting(self) -> int:
         """Updates that are not added up yet."""
-        return len(self._pending[0]) + self._num_rows + self._restored.shape[1]
+        before = len(self._pending[0]) + self._restored.shape[1]
+        return before + self._num_rows + self._num_kept
 
     def _fold_when_due(self) -> None:
         if self._num_waiting >= FOLD_AFTER:
@@ -74,9 +102,15 @@ class MetricRecorder:
         found = torch.where(means.isfinite(), _NEVER, number + self._folded).amin(1)
         self._first_bad = torch.minimum(self._first_bad, found)
         self._folded += means.shape[1]
+        self._drop_waiting()
+        self._restored = self._none_pending()
+
+    def _drop_waiting(self) -> None:
         self._pending = [[] for _ in self.names]
         self._rows, self._num_rows = [], 0
-        self._restored = self._none_pending()
+        if self._num_kept:
+            self._num_kept = 0
+            self._kept_count.zero_()
 
     def _means(self) -> Tensor:
         """The metrics not yet added up, averaged over the batch, `[S, P, M]`.
@@ -90,10 +124,12 @@ class MetricRecorder:
             parts.append(torch.stack(means, -1).transpose(0, 1))
         if self._rows:
             parts.append(torch.cat(self._rows).double().transpose(0, 1))
+        if self._num_kept:
+            parts.append(self._kept[: self._num_kept].double().transpose(0, 1))
         return torch.cat(parts, 1)
 
     def flush(self) -> list[dict[str, float]]:
-        """Return the averages of each seed since the last flush, and start anew."""
+        """Return the averages of each seed since the last flush, and begin again."""
         if self.updates.value == 0:
             return [{} for _ in self.sums]
         if self._num_waiting:  # none are where the last update of the window filled the lists
@@ -127,6 +163,6 @@ class MetricRecorder:
         require_same_keys(self.state_dict(), state, type(self).__name__)
         copy_tensor(self.sums, state["sums"], "recorder.sums")
         self._restored = state["pending"].to(self.sums.device)
-        self._pending, self._rows, self._num_rows = [[] for _ in self.names], [], 0
+        self._drop_waiting()
         self.updates.load_state_dict(state["updates"])
         self.total_gradient_steps.load_state_dict(state["total_gradient_steps"])

@@ -203,7 +203,7 @@ def _expert_buffer(
 
 
 def stays_on_disk(storage: DatasetStorage, view: DatasetView, device: torch.device) -> bool:
-    """Decide where the rows of a dataset shall be.
+    """Decide whether the rows of a dataset stay on disk.
 
     Raises:
         ConfigError: When they fit nowhere, or are to be mapped and cannot be.

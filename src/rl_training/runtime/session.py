@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -21,18 +22,22 @@ from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import MetricLogger, open_loggers
 from rl_training.experiment.runs import member_folders
-from rl_training.runtime.callbacks import Callback, LearnerView, TrainerState
+from rl_training.experiment.summary import summarize_group, write_summary
+from rl_training.runtime.callbacks import (
+    Callback,
+    LearnerView,
+    SignalFlag,
+    StopRule,
+    TrainerState,
+)
 from rl_training.runtime.checkpoints.saver import ADJUSTMENTS, Part, Saver, restore_parts
 from rl_training.runtime.checkpoints.warm_start import Origin
 from rl_training.runtime.compile.runner import Accelerator
-from rl_training.runtime.early_stopping import StopRule
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.health.diagnostics import require_finite_metrics
 from rl_training.runtime.health.monitors import Monitors, largest_reward
 from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.results import TrainingInterrupted, TrainResult, summarize_returns
-from rl_training.runtime.signals import SignalFlag
-from rl_training.runtime.summary import group_result
 from rl_training.state import Counter, Stateful
 
 
@@ -109,14 +114,6 @@ class Session:
         """How the environments run, said at the start."""
         self.has_begun = False
         """Whether the run has its folder and its logs, until they are closed."""
-        self._evaluator = Evaluator(
-            config.env_id,
-            config.env_kwargs,
-            self.seeds,
-            deterministic=config.eval_deterministic,
-            mode=config.vector_mode,
-            threads=config.env_threads,
-        )
         self._loggers: list[MetricLogger] = []
         self._started = self._last_save = time.monotonic()
         self._last_line = (0.0, 0, 0.0)
@@ -127,8 +124,6 @@ class Session:
     def register(self, learner: AnyLearner, **parts: Part) -> None:
         """Name the parts of the run that a checkpoint must hold."""
         self.learner = learner
-        gamma = getattr(learner.config, "gamma", 1.0)
-        self._monitors = Monitors(gamma, lambda: largest_reward(self.parts.get("replay")))
         self.recorder = MetricRecorder(list(self.spec.metrics), len(self.seeds), learner.device)
         self.parts |= {
             "learner": learner,
@@ -136,6 +131,27 @@ class Session:
             "accelerator": self.accelerator,
             **parts,
         }
+
+    @cached_property
+    def _evaluator(self) -> Evaluator:
+        """Runs the episodes of evaluations; made for the first one."""
+        config = self.config
+        evaluator = Evaluator(
+            config.env_id,
+            config.env_kwargs,
+            self.seeds,
+            deterministic=config.eval_deterministic,
+            mode=config.vector_mode,
+            threads=config.env_threads,
+        )
+        self._resources.callback(evaluator.close)
+        return evaluator
+
+    @cached_property
+    def _monitors(self) -> Monitors:
+        """Look for signs of divergence in lines of the log; made for the first one."""
+        gamma = getattr(self.learner.config, "gamma", 1.0)
+        return Monitors(gamma, lambda: largest_reward(self.parts.get("replay")))
 
     @property
     def folders(self) -> list[Path]:
@@ -449,7 +465,17 @@ class Session:
         )
         if len(per_seed) == 1:
             return per_seed[0]
-        return group_result(self.run_dir, self.config.members, per_seed)
+        summary = summarize_group(self.config.members, self._folders, [r.metrics for r in per_seed])
+        write_summary(self.run_dir, summary)
+        names = per_seed[0].metrics
+        means = {name: float(np.mean([r.metrics[name] for r in per_seed])) for name in names}
+        return TrainResult(
+            self.run_dir,
+            per_seed[0].checkpoint_path,
+            means | summary.metrics(),
+            self.state.stop_reason,
+            per_seed,
+        )
 
     def _final_metrics(self, index: int) -> dict[str, float]:
         metrics = {"global_step": float(self.step)}
@@ -465,7 +491,6 @@ class Session:
         """Close logs and evaluation environments and let go of the folder; may be called twice."""
         for logger in self._loggers:
             logger.close()
-        self._evaluator.close()
         self._resources.close()
         if not self.has_begun:
             return

@@ -12,8 +12,8 @@ import torch
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.envs.factory import probe_env
 from rl_training.envs.given import is_object, stepped_itself
-from rl_training.envs.probe import probe_env
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import (
@@ -29,12 +29,12 @@ from rl_training.errors import (
 from rl_training.experiment.checkpoint.codec import MAX_TENSORS
 from rl_training.experiment.checkpointing import LoadedCheckpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.hub import fetched, is_hub_name
+from rl_training.experiment.hub import fetched
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.runs import new_run
-from rl_training.experiment.trackers import require_trackers
-from rl_training.models.precision import set_precision
-from rl_training.runtime.callbacks import Callback
+from rl_training.experiment.runs import is_hub_name, new_run
+from rl_training.experiment.trackers import require_tracker
+from rl_training.models.layers import set_precision
+from rl_training.runtime.callbacks import Callback, watch_signals
 from rl_training.runtime.checkpoints.saver import usable
 from rl_training.runtime.checkpoints.warm_start import Origin
 from rl_training.runtime.compile.runner import Accelerator
@@ -43,7 +43,6 @@ from rl_training.runtime.loops import ONLINE, run_offline
 from rl_training.runtime.replay import require_free
 from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
-from rl_training.runtime.signals import watch_signals
 from rl_training.runtime.threads import choose_threads, thread_count
 from rl_training.state import tensors_in
 
@@ -131,7 +130,8 @@ def _run(
             "leave overlap out"
         )
     device = choose_device(config.device)
-    require_trackers(config.trackers)
+    for tracker in config.trackers:
+        require_tracker(tracker)
     with ExitStack() as stack:
         # Orthogonal weights come from a decomposition that rounds by the number of threads, so
         # every learner is built on one, whatever the caller has and the run will get.

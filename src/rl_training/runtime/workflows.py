@@ -18,8 +18,8 @@ from torch import Tensor
 
 from rl_training.algorithms.base import ActingState, AnyLearner
 from rl_training.data.datasets.scores import reference_scores
+from rl_training.envs.factory import probe_env
 from rl_training.envs.named_modules import only_imported_modules
-from rl_training.envs.probe import probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError, DataError, exit_is_error
 from rl_training.experiment.checkpointing import (
@@ -29,9 +29,9 @@ from rl_training.experiment.checkpointing import (
     resolve_checkpoint,
 )
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.hub import fetched, hub_name, is_hub_name
+from rl_training.experiment.hub import fetched, hub_name
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.runs import run_lock
+from rl_training.experiment.runs import is_hub_name, run_lock
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoints.resume import Warn, find_start, group_folders, home_of
 from rl_training.runtime.checkpoints.saver import check_header, checked, usable
@@ -133,7 +133,7 @@ def load_agent(
 
     Args:
         path: Where it is; `hf://user/name` is on the Hugging Face Hub.
-        device: Where it shall act.
+        device: Where it acts.
         best: Take the checkpoint with the best evaluation of the run instead of the newest.
         warn: Called with a sentence about each damaged checkpoint passed over.
 

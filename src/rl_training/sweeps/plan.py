@@ -60,7 +60,7 @@ def load_point(source: str, point: dict[str, str], overrides: Sequence[str]) -> 
 
 
 def full_key(name: str) -> str:
-    """Return the key that `--set` takes: a plain name that is no field is a setting's."""
+    """Return the key that `--set` takes: a plain name that is not a field is a setting's."""
     return name if "." in name or name in TrainConfig.model_fields else f"algo_kwargs.{name}"
 
 

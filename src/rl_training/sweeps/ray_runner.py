@@ -26,7 +26,7 @@ class RayRunner:
         Raises:
             MissingExtraError: Without Ray.
             ConfigError: For numbers out of range.
-            RLTrainingError: When there is no cluster at the address.
+            RLTrainingError: When no cluster answers at the address.
         """
         if options.cpus <= 0 or options.gpus < 0:
             raise ConfigError(

@@ -22,8 +22,8 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import METRICS_FILE
 from rl_training.experiment.runs import member_folders
 from rl_training.experiment.statistics import bootstrap_interval, interquartile_mean
+from rl_training.experiment.summary import evaluations
 from rl_training.rng import derive_seed
-from rl_training.runtime.summary import evaluations
 from rl_training.sweeps.jobs import Job, Outcome, make_job, write_jobs
 from rl_training.sweeps.plan import load_point
 from rl_training.sweeps.runners import Runner, do_all

@@ -20,7 +20,7 @@ from rl_training.algorithms.gail import GAIL
 from rl_training.algorithms.sources import SequenceReplay
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch, SequenceBatch, TransitionBatch
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.envs.tasks.games import Catch
 from rl_training.experiment.config import TrainConfig
@@ -81,7 +81,7 @@ SMALL: dict[str, Any] = {
     "discriminator_updates": 2,
     "initial_random_steps": 20,
     **SMALL_WORLD_MODEL,
-    # Every step of a sequence is traced anew, and so is every layer.
+    # Every step of a sequence is traced by itself, and so is every layer.
     "batch_length": 4,
     "imagination_horizon": 2,
     "mlp_layers": 1,

@@ -18,7 +18,8 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.models.precision import set_precision
+from rl_training.models.layers import set_precision
+from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.compile import runner as accelerate
 from rl_training.runtime.compile.cache import Program, Request, as_traced
 from rl_training.runtime.compile.equivalence import Undo, compare
@@ -30,10 +31,9 @@ from rl_training.runtime.compile.programs import (
     rollout_sources,
 )
 from rl_training.runtime.compile.trace import Source, trace, trace_once
-from rl_training.runtime.imagining import synthetic_buffer
+from rl_training.runtime.phases.imagination import synthetic_buffer
 from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.train import train
-from rl_training.runtime.verify import verify_resume
 from rl_training.testing.contract import (
     PIXEL_TASK,
     build,

@@ -14,8 +14,8 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.train import train
-from rl_training.runtime.verify import verify_resume
 from rl_training.testing.contract import (
     TASK,
     assert_member_equals,

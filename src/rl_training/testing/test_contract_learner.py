@@ -219,15 +219,11 @@ def test_update_takes_a_plain_mapping(algo: str) -> None:
 
 OTHER_EPSILONS = {
     ("gail", "discriminator_optimizer"): "discriminator_adam_epsilon",
-    ("dreamer", "actor_optimizer"): "behaviour_adam_epsilon",
-    ("dreamer", "critic_optimizer"): "behaviour_adam_epsilon",
 }
 """Optimizers whose epsilon has a setting of its own."""
 DEFAULT_EPSILONS = {
     ("ppo", "optimizer"): 1e-5,
     ("gail", "optimizer"): 1e-5,
-    ("dreamer", "actor_optimizer"): 1e-5,
-    ("dreamer", "critic_optimizer"): 1e-5,
 }
 """Those that are not Adam's usual 1e-8."""
 

@@ -14,10 +14,10 @@ from rl_training.experiment.checkpointing import list_checkpoints, load_checkpoi
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.rng import Rng
+from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.results import TrainResult, summarize_returns
 from rl_training.runtime.train import train
-from rl_training.runtime.verify import verify_resume
 from rl_training.runtime.workflows import load_agent
 from rl_training.testing.contract import build, flat_state, names_under_test, small_config
 

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rl_training.envs.factory import close_env, make_env
+from rl_training.envs.factory import close_env, guarded, make_env
 from rl_training.envs.options import evaluation_kwargs
-from rl_training.envs.probe import guarded
 from rl_training.envs.spec import AnyEnv
 from rl_training.errors import (
     ConfigError,
@@ -103,7 +102,7 @@ def watch_agent(
     """Show whole episodes of the policy in a window, at the environment's speed.
 
     Raises:
-        EnvError: When the environment has no window, or there is no screen.
+        EnvError: When the environment has no window, or the machine no screen.
     """
     _check(episodes, None, max_steps)
     if sys.platform == "linux" and not any(
@@ -111,7 +110,7 @@ def watch_agent(
     ):
         # SDL would draw into nothing without a word.
         raise EnvError(
-            "there is no screen here: neither DISPLAY nor WAYLAND_DISPLAY is set; "
+            "this machine has no screen: neither DISPLAY nor WAYLAND_DISPLAY is set; "
             "`rl-training record` films instead"
         )
     with _environment(agent, "human") as env:

@@ -16,7 +16,7 @@ import numpy as np
 
 from rl_training.data.datasets.expert_config import ExpertSettings, load_expert
 from rl_training.data.datasets.writers import save_dataset
-from rl_training.envs.probe import probe_env
+from rl_training.envs.factory import probe_env
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import Callback

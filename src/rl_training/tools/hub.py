@@ -23,9 +23,9 @@ from rl_training.experiment.checkpointing import save_single_file
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.hub import POLICY_FILE, repository, require_hub, upload
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.summary import evaluations
 from rl_training.runtime.checkpoints.resume import group_folders, home_of
 from rl_training.runtime.results import EvalResult
-from rl_training.runtime.summary import evaluations
 from rl_training.runtime.workflows import LoadedAgent, evaluate_agent
 
 CONFIG_FILE = "config.yaml"

@@ -46,7 +46,7 @@ from rl_training.rng import Rng
 from rl_training.state import transient
 
 CONDITIONAL_SAMPLES = 8
-"""Actions over which the mean logit of a state is taken where there is no sum over all."""
+"""Actions over which the mean logit of a state is taken where they cannot all be summed."""
 
 
 class GAIL(PPO):
@@ -141,7 +141,7 @@ class GAIL(PPO):
         loss = self.loss_of(expert_logit, policy_logit, expert.ended, policy.ended)
         penalty = torch.zeros_like(loss)
         if "gradient_penalty" in self.varied or self.config.gradient_penalty > 0:
-            # Features are data here: an encoder shall not flee to where the slope is right.
+            # Features are data here: an encoder must not move to where the slope is right.
             between = interpolate(shown.detach(), made.detach(), mix)
             gradient = self.discriminator.input_gradient(between)
             penalty = penalty_of_norm(gradient, self.config.gradient_penalty_norm)

@@ -48,7 +48,7 @@ REQUIRED = ("observations", "actions", "rewards", "terminations")
 
 @dataclass
 class RawData:
-    """Columns as a file holds them, and what messages shall call it."""
+    """Columns as a file holds them, and its name in messages."""
 
     columns: dict[str, Array]
     """By the names of `COLUMNS`; next observations and truncations may be missing."""

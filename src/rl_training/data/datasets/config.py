@@ -117,7 +117,8 @@ class DatasetSettings(Settings):
 def with_kind(prefix: str, values: Any) -> Any:
     """Return settings with the kind of the data that they name, unless they say another.
 
-    `random` is no other: presets for tests have it, and nobody names data in order not to use it.
+    `random` does not count as another: presets for tests have it, and nobody names data in order
+    not to use it.
     """
     if not isinstance(values, Mapping) or values.get(f"{prefix}kind", "random") != "random":
         return values
@@ -185,7 +186,7 @@ def open_configured(
             path=source.path,
             dataset_id=source.id,
             size=settings.dataset_size,
-            # Two random sources of one mix shall differ.
+            # Two random sources of one mix must differ.
             seed=settings.dataset_seed + index,
             env_spec=env_spec,
         )

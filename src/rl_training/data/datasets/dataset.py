@@ -1,7 +1,7 @@
 """Transitions recorded by somebody else: episode after episode, in time order.
 
-Terminations and truncations are kept apart: after a termination there is no future, after a
-truncation there is one, and `next_observations` holds its true first observation.
+Terminations and truncations are kept apart: a termination has no future, a truncation
+has one, and `next_observations` holds its true first observation.
 
 Shapes: N rows, A action entries, E episodes.
 """

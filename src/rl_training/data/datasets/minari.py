@@ -87,7 +87,7 @@ def load_minari(
             "folder that MINARI_DATASETS_PATH names"
         ) from None
     raw = _read(stored, where)
-    # Minari stores each episode by itself, so there is no end to look for.
+    # Minari stores each episode by itself, so nobody looks for ends.
     return assemble(raw, allow_nan=allow_nan, mark_ends=False)
 
 

@@ -33,7 +33,7 @@ from rl_training.data.replay.storage import (
 from rl_training.errors import DataError
 from rl_training.rng import Rng
 
-TERMINATED, GOES_ON = -2.0, -1.0
+TERMINATED, CONTINUES = -2.0, -1.0
 """What a row says about its successor in place of a slot."""
 NEVER = -(1 << 62)
 WORD = torch.int64
@@ -127,7 +127,7 @@ class FrameReplayBuffer(ReplayBuffer):
         terminated, truncated = step.terminated, step.truncated
         newest = step.next_obs[:, :, -self.frame_channels :]
         self._show_newest(newest)
-        slot = np.where(terminated, TERMINATED, GOES_ON)
+        slot = np.where(terminated, TERMINATED, CONTINUES)
         cut = truncated & ~terminated
         for seed, env in zip(*(axis.tolist() for axis in cut.nonzero()), strict=True):
             slot[seed, env] = self._keep(seed, env, newest[seed, env])
@@ -151,8 +151,9 @@ class FrameReplayBuffer(ReplayBuffer):
         own = super()._staged_fields()
         return {**own, _NEWEST: own["frame"]}
 
-    def _store_staged(self) -> None:
-        super()._store_staged()
+    def store_staged(self) -> None:
+        """Send a step, with the frames that follow it."""
+        super().store_staged()
         assert self._staging is not None
         self._newest.copy_(self._staging.device[_NEWEST])
 

@@ -1,7 +1,7 @@
 """Draws batches from a dataset that stays on disk.
 
 Rows are drawn on the host by the same numbers as `DatasetBuffer` draws them anywhere, and changed
-to learner units as they are read, so that a run does the same to the bit on a CPU.  A thread reads
+to learner units as they are read, so that a run is bit-exact with it on a CPU.  A thread reads
 the next batches while the learner is busy.  It is of no account in a checkpoint: the counter of
 the random numbers moves when a batch is handed out, not when it is read.
 

@@ -3,8 +3,8 @@
 P(i) = p_i^a / sum_k p_k^a with p = |TD error| + eps (Eq. 1), and weights (N P(i))^-b / max w (Sec.
 3.4).  In place of a sum tree, priorities stand in a table of blocks with a sum per block: drawing
 picks a block, then a row in it, both by cumulative sums, all as tensor operations without a host
-read. Block sums are made anew from their rows, so they never drift, and a restored buffer is the
-same to the bit.
+read. Block sums are computed again from their rows, so they never drift, and a restored buffer is
+bit-exact.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ PRIORITY_FLOOR = 1e-6
 
 class PrioritizedReplayBuffer(ReplayBuffer):
     """Ring of transitions drawn in proportion to their priority."""
+
+    stores_by_graph = False
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from rl_training.state import Counter
 class SyntheticBuffer(Mixed):
     """Ring of imagined transitions, all single steps, of which the newest are drawn from.
 
-    A checkpoint holds them: to imagine them anew would take the weights of then.
+    A checkpoint holds them: to imagine them again would take the weights of that time.
     """
 
     _tracks_newest = True

@@ -286,7 +286,7 @@ def slice_seed(tree: StateTree, index: int) -> StateTree:
     """Return the state of one seed, with S = 1; tensors are views of the given ones.
 
     Raises:
-        CheckpointError: There is no such seed, or the parts disagree about S.
+        CheckpointError: The state has no such seed, or its parts disagree about S.
     """
     seeds = count_seeds(tree)
     if seeds is not None and not 0 <= index < seeds:
@@ -329,7 +329,7 @@ def stack_seeds(trees: Sequence[StateTree]) -> StateTree:
         CheckpointError: The trees differ in structure, or in a leaf that all seeds share.
     """
     if not trees:
-        raise CheckpointError("there is no state to stack; give at least one.")
+        raise CheckpointError("no state to stack; give at least one.")
     return trees[0] if len(trees) == 1 else _stack(list(trees), "")
 
 

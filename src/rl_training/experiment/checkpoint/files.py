@@ -223,7 +223,7 @@ def _subfolders(folder: Path) -> list[str]:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a link that leads nowhere, and what is there but is no folder.
+    """Refuse a link that leads nowhere, and anything there but a folder.
 
     Raises:
         CheckpointError: Saying which.
@@ -256,7 +256,7 @@ def open_regular(path: Path, where: str, *, follow_symlinks: bool = False) -> Bi
     """Open a plain file for reading; links, pipes and devices are refused.
 
     Raises:
-        CheckpointError: There is no such file, or it is something else.
+        CheckpointError: The file does not exist, or is something else.
     """
     try:
         if not stat.S_ISREG(path.stat(follow_symlinks=follow_symlinks).st_mode):

@@ -207,7 +207,7 @@ def resolve_checkpoint(
 
     Args:
         path: A checkpoint folder, a `checkpoints` folder or a run folder.
-        step: The one step to take; there is no fallback then.
+        step: The one step to take, without a fallback.
         components: What to verify (None: everything).
         warn: Told of each damaged checkpoint that was passed over; a log message by default.
 

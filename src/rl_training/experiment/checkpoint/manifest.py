@@ -279,7 +279,7 @@ def _parse_table(value: dict[str, Any], records: Mapping[str, FileRecord]) -> Se
     for file in table.files:
         _require(file.path in records, "segment file", file.path)
         _require(_are_probes(file.probes, file.start, file.stop), "probes", file.probes)
-        # The first file may begin with rows that were dropped since; after it there is no gap.
+        # The first file may begin with rows that were dropped since; after it no rows are missing.
         _require(file.start <= position < file.stop, "segment bounds", (file.start, file.stop))
         _require(file.start == position or position == table.oldest, "segment gap", file.start)
         position = file.stop

@@ -93,7 +93,7 @@ def _linkable(folder: Path, step: int, previous: Path | str | None) -> tuple[Pat
         entry.path for entry in reversed(files.step_entries(folder)) if entry.step <= step
     ]  # fmt: skip
     for path in candidates:
-        # A damaged one is no obstacle to a save, it only saves nothing.
+        # A damaged one does not prevent a save; none of its files can be linked.
         with contextlib.suppress(CheckpointError):
             return path, read_manifest(path)
     return None

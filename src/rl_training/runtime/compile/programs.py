@@ -15,16 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import ActingState, AnyLearner, OnPolicyLearner, StepOutput
+from rl_training.algorithms.base import (
+    ActingState,
+    AnyLearner,
+    OnPolicyLearner,
+    StepOutput,
+    replay_step,
+)
 from rl_training.algorithms.dynamics.imagination import Imagination, imagination_of
-from rl_training.algorithms.sources import replay_settings
+from rl_training.algorithms.sources import replay_settings, rows_per_update
 from rl_training.data.batch import RolloutBatch, TransitionBatch
 from rl_training.data.replay.mapped import MappedBuffer
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.rng import Rng
 from rl_training.runtime.compile.trace import Source, contiguous
-from rl_training.runtime.updates import replay_step, rows_per_update
 
 FREQUENT = 32
 """Kinds of updates rarer than one in this many stay eager: compiling them would not pay."""

@@ -23,7 +23,7 @@ from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, import_plugin
-from rl_training.models.precision import set_precision
+from rl_training.models.layers import set_precision
 from rl_training.runtime.compile.cache import Request, load_library, write_library
 from rl_training.runtime.compile.programs import (
     count_of_phase,
@@ -33,7 +33,7 @@ from rl_training.runtime.compile.programs import (
     rollout_sources,
 )
 from rl_training.runtime.compile.trace import Source, trace
-from rl_training.runtime.imagining import synthetic_buffer
+from rl_training.runtime.phases.imagination import synthetic_buffer
 from rl_training.runtime.replay import dataset_buffer, load_buffer, make_replay
 
 

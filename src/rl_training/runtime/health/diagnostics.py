@@ -35,7 +35,7 @@ MOST_TRACEBACK = 20_000
 MAX_TENSORS = 400
 """Tensors described in a file; a learner has some dozens."""
 NOT_CHECKED = frozenset({"clock", "stop_rule", "collector"})
-"""Parts that hold infinity or NaN by rights: the best so far, before there is one."""
+"""Parts that may hold infinity or NaN: the best return is one until the first evaluation."""
 _E = TypeVar("_E", bound=RLTrainingError)
 
 

@@ -1,7 +1,7 @@
 """Signs that a run diverges, read off the figures of its log.
 
 They cost nothing during updates and change nothing: a run is told of each sign once, and goes on.
-Bounds are wide, so that runs that learn say nothing; what is not finite is no sign but an error,
+Bounds are wide, so that runs that learn say nothing; what is not finite is an error instead,
 see `diagnostics.py`.
 """
 

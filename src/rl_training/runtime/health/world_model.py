@@ -20,7 +20,7 @@ from rl_training.data.replay.sequences import RecurrentReplayBuffer
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.rng import Rng
 from rl_training.runtime.health.dynamics import per_seed
-from rl_training.runtime.phases import LoopPhase
+from rl_training.runtime.phases.base import LoopPhase
 from rl_training.runtime.session import Session
 
 SEQUENCES, SHOWN = 32, 4

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rl_training.algorithms.base import AnyLearner
-from rl_training.algorithms.sources import PriorSettings
+from rl_training.algorithms.sources import PriorSettings, pretrain_updates
 from rl_training.data.replay.prior import WithPrior
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.runtime.compile.runner import ReplayRunner
-from rl_training.runtime.phases import LoopPhase
+from rl_training.runtime.phases.base import LoopPhase
 from rl_training.runtime.session import Session
 
 BLOCK = 32
@@ -60,9 +60,3 @@ class PriorData(LoopPhase):
             "offline_batch_size": float(offline),
             "online_batch_size": float(config.batch_size - offline),
         }
-
-
-def pretrain_updates(learner: AnyLearner) -> int:
-    """Return how many updates a learner does before the first environment step."""
-    config = learner.config
-    return config.offline_pretrain_updates if isinstance(config, PriorSettings) else 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,6 @@ from rl_training.experiment.statistics import (
     bootstrap_intervals,
     interquartile_mean,
 )
-from rl_training.runtime.results import TrainResult
 from rl_training.validation import StrictModel
 
 SUMMARY_FILE = "summary.json"
@@ -112,34 +111,24 @@ class GroupSummary(StrictModel):
         return {f"IQM, {self.level:.0%} interval": self.curve} if self.curve else {}
 
 
-def summarize_group(members: Sequence[Member], results: Sequence[TrainResult]) -> GroupSummary:
-    """Put the results and logs of a group's members together."""
-    logs = [evaluations(result.run_dir) for result in results]
-    finals = [result.metrics[RETURN] for result in results]
+def summarize_group(
+    members: Sequence[Member], folders: Sequence[Path], finals: Sequence[Mapping[str, float]]
+) -> GroupSummary:
+    """Put the logs and final metrics of a group's members together."""
+    logs = [evaluations(folder) for folder in folders]
+    returns = [metrics[RETURN] for metrics in finals]
     return GroupSummary(
         num_seeds=len({member.seed for member in members}),
         level=LEVEL,
         resamples=RESAMPLES,
-        final_return=over_seeds(finals),
+        final_return=over_seeds(returns),
         seeds=tuple(
-            _one_member(member, result, log)
-            for member, result, log in zip(members, results, logs, strict=True)
+            _one_member(member, metrics, log)
+            for member, metrics, log in zip(members, finals, logs, strict=True)
         ),
         curve=curve_of(logs),
-        points=_points(members, finals, logs) if members[0].point else (),
+        points=_points(members, returns, logs) if members[0].point else (),
     )
-
-
-def group_result(
-    folder: Path, members: Sequence[Member], results: Sequence[TrainResult]
-) -> TrainResult:
-    """Write the summary of a group and return its result, with the means of its seeds' metrics."""
-    summary = summarize_group(members, results)
-    write_summary(folder, summary)
-    first = results[0]
-    means = {name: float(np.mean([r.metrics[name] for r in results])) for name in first.metrics}
-    means |= summary.metrics()
-    return TrainResult(folder, first.checkpoint_path, means, first.stop_reason, tuple(results))
 
 
 def _points(
@@ -198,7 +187,7 @@ def read_summary(folder: Path) -> GroupSummary | None:
     except ValidationError as error:
         raise DataError(
             f"{path} is not a summary of this version ({error.error_count()} mistakes); "
-            f"`rl-training resume --checkpoint {folder}` writes it anew"
+            f"`rl-training resume --checkpoint {folder}` writes it again"
         ) from None
 
 
@@ -208,17 +197,17 @@ def evaluations(folder: Path) -> dict[int, float]:
     return {row["step"]: mean for row in rows if (mean := number_in(row, RETURN)) is not None}
 
 
-def _one_member(member: Member, result: TrainResult, log: dict[int, float]) -> SeedSummary:
+def _one_member(member: Member, metrics: Mapping[str, float], log: dict[int, float]) -> SeedSummary:
     finite = {step: value for step, value in log.items() if math.isfinite(value)}
     best = max(finite, key=finite.__getitem__, default=None)
     return SeedSummary(
         seed=member.seed,
         point=dict(member.point),
-        final_return=_finite(result.metrics[RETURN]),
+        final_return=_finite(metrics[RETURN]),
         best_return=None if best is None else finite[best],
         best_step=best,
-        steps=int(result.metrics["global_step"]),
-        gradient_steps=int(result.metrics["gradient_steps"]),
+        steps=int(metrics["global_step"]),
+        gradient_steps=int(metrics["gradient_steps"]),
     )
 
 

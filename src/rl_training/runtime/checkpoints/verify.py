@@ -35,7 +35,7 @@ class ResumeReport:
         if self.identical:
             return [
                 f"identical: {self.steps} steps at once, and {self.cut_at} + resume + "
-                f"{self.steps - self.cut_at}, end in the same state to the bit",
+                f"{self.steps - self.cut_at}, end in the same bits",
                 f"compared: {', '.join(self.components)} (environments: {self.resume_level})",
                 f"sha256={self.digest}",
             ]

@@ -6,7 +6,7 @@ from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.gail import GAIL
 from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.data.replay.storage import ReplayBuffer
-from rl_training.runtime.phases import LoopPhase
+from rl_training.runtime.phases.base import LoopPhase
 from rl_training.runtime.replay import load_buffer
 from rl_training.runtime.session import Session
 

@@ -31,10 +31,10 @@ from rl_training.envs.tasks.rewards import reward_for
 from rl_training.envs.tasks.terminations import termination_for
 from rl_training.errors import ConfigError
 from rl_training.models.dynamics import take_rows
+from rl_training.runtime.compile.model_runner import ModelRunner
 from rl_training.runtime.compile.runner import ReplayRunner
 from rl_training.runtime.health.dynamics import fit_health, per_seed, rollout_health
-from rl_training.runtime.model_runner import ModelRunner
-from rl_training.runtime.phases import LoopPhase
+from rl_training.runtime.phases.base import LoopPhase
 from rl_training.runtime.replay import require_free
 from rl_training.runtime.session import Session
 from rl_training.state import Counter, Stateful, transient
