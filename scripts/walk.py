@@ -46,6 +46,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "eval_interval": 1000,
         },
     },
+    "mbpo": {
+        "env_id": "Pendulum-v1",
+        "algo_kwargs": {
+            "hidden_sizes": [16, 16],
+            "batch_size": 8,
+            "buffer_capacity": 400,
+            "learning_starts": 20,
+            "eval_interval": 1000,
+            "model_hidden_sizes": [16],
+            "num_ensembles": 2,
+            "model_batch_size": 16,
+            "model_max_epochs": 1,
+            "model_train_frequency": 10,  # a fit and a rollout in the pass that is counted
+            "rollout_batch_size": 16,
+        },
+    },
     "dreamer": {
         "env_id": "rl_training/Catch-v0",
         "algo_kwargs": {
@@ -178,6 +194,9 @@ def main() -> None:
         folder = Path(name)
         walks = {
             "SAC, one step to its gradient": one_step("sac", folder / "sac"),
+            "MBPO, one step to its gradient, with a fit and a rollout": one_step(
+                "mbpo", folder / "mbpo"
+            ),
             "Dreamer, the same": one_step("dreamer", folder / "dreamer"),
             "resume until the first step": resumed(folder / "resume"),
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,47 +25,33 @@ from rl_training.testing.contract import build, flat_state, make_batch, small_co
 S, B, T, H = 1, 2, 3, 4
 
 
-class Counting:
-    """A world that adds the action to its state: h' = h + a, z = 0."""
-
-    latent = SimpleNamespace(draw_noise=lambda _, *shape: torch.zeros(S, *shape, 1))
-
-    def imagine_step(self, state: RSSMState, action: Tensor, noise: Tensor) -> RSSMState:
-        return RSSMState(state.deter + action, noise)
-
-
-def toy_world() -> Any:
-    """Reward is the state, episodes end with the chance 1 - state / 100."""
-    return SimpleNamespace(
-        rssm=Counting(),
-        reward=lambda features: features[..., 0],
-        continuation=lambda features: features[..., 0] / 100,
+@pytest.mark.parametrize("task", ["CartPole-v1", "Pendulum-v1"])
+def test_imagination_is_policy_and_model_in_turn(task: str) -> None:
+    found = learner(task)
+    model, actor = found.world_model, found.actor
+    start = RSSMState(
+        torch.randn(S, B, T, model.rssm.deter_size), torch.randn(S, B, T, model.rssm.latent.size)
     )
-
-
-def toy_policy(action: float) -> Any:
-    """Always the same action."""
-    return SimpleNamespace(
-        draw_noise=lambda _, *shape: torch.zeros(S, *shape, 1),
-        sample=lambda features, _: torch.full_like(features[..., :1], action),
-        executed=lambda drawn: drawn,
-    )
-
-
-def test_imagination_in_a_world_that_counts() -> None:
-    start = RSSMState(torch.arange(6.0).view(S, B, T, 1), torch.zeros(S, B, T, 1))
     terminated = torch.zeros(S, B, T, dtype=torch.bool)
     terminated[0, 1, 2] = True
-    dream = imagine(
-        toy_world(), toy_policy(2.0), start, terminated, horizon=H, rng=Rng((0,), "test")
-    )
-    states = torch.arange(6.0).view(6, 1) + 2 * torch.arange(H + 1)  # [N, H + 1]
-    assert torch.equal(dream.features[0, ..., 0], states)
-    assert torch.equal(dream.reward[0], states)
-    assert torch.equal(dream.action, torch.full((S, 6, H, 1), 2.0))
-    torch.testing.assert_close(dream.continues[0, :, 1:], states[:, 1:] / 100)
+    dream = imagine(model, actor, start, terminated, horizon=H, rng=Rng((0,), "test"))
+    rng = Rng((0,), "test")
+    acting = actor.draw_noise(rng, H, B * T)
+    latent = model.rssm.latent.draw_noise(rng, H, B * T)
+    state = RSSMState(start.deter.flatten(1, 2), start.latent.flatten(1, 2))
+    with torch.no_grad():
+        for step in range(H + 1):
+            torch.testing.assert_close(dream.features[:, step], state.features)
+            torch.testing.assert_close(dream.reward[:, step], model.reward(state.features))
+            if step > 0:
+                expected = model.continuation(state.features)
+                torch.testing.assert_close(dream.continues[:, step], expected)
+            if step < H:
+                action = actor.sample(state.features, acting[:, step])
+                torch.testing.assert_close(dream.action[:, step], action)
+                state = model.rssm.imagine_step(state, actor.executed(action), latent[:, step])
     # Whether the first state is terminal is known, not predicted.
-    assert dream.continues[0, :, 0].tolist() == [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]
+    assert dream.continues[0, 0].tolist() == [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]
 
 
 def learner(task: str = "CartPole-v1", **settings: Any) -> Dreamer:
@@ -78,8 +63,9 @@ def learner(task: str = "CartPole-v1", **settings: Any) -> Dreamer:
 def dream_of(found: Dreamer, reward: Tensor, continues: Tensor, action: Tensor) -> Dream:
     """Imagined steps `[N, H + 1]` with random features, the same for equal rows."""
     rows, states = reward.shape
-    features = torch.randn(states, found.world_model.feature_dim).expand(S, rows, -1, -1)
-    return Dream(features, action.expand(S, -1, -1, -1), reward[None], continues[None])
+    features = torch.randn(states, 1, found.world_model.feature_dim).expand(S, -1, rows, -1)
+    action = action.transpose(0, 1).expand(S, -1, -1, -1)
+    return Dream(features, action, reward.T[None], continues.T[None])
 
 
 def one_hot(numbers: list[int]) -> Tensor:
@@ -90,7 +76,7 @@ def test_the_policy_learns_to_prefer_what_is_rewarded_in_imagination() -> None:
     found = learner(actor_learning_rate=1e-2)
     reward = torch.tensor([[0.0, 1.0], [0.0, -1.0]])
     dream = dream_of(found, reward, torch.ones(2, 2), one_hot([1, 0]).view(2, 1, 2))
-    first = dream.features[:, :1, 0]
+    first = dream.features[:, 0, :1]
 
     def preference() -> float:
         return float(found.actor.log_prob_entropy(first, one_hot([1])[None])[0].detach().exp())
@@ -104,7 +90,11 @@ def test_the_policy_learns_to_prefer_what_is_rewarded_in_imagination() -> None:
 
 def test_the_value_learns_the_discounted_imagined_return() -> None:
     found = learner(
-        critic_learning_rate=1e-2, gamma=0.5, return_lambda=1.0, target_critic_scale=0.0
+        critic_learning_rate=1e-2,
+        gamma=0.5,
+        discounted_continuation=False,
+        return_lambda=1.0,
+        target_critic_scale=0.0,
     )
     reward = torch.tensor([[9.0, 1.0, 4.0]])
     continues = torch.tensor([[1.0, 1.0, 0.0]])
@@ -113,7 +103,7 @@ def test_the_value_learns_the_discounted_imagined_return() -> None:
         _, critic, returns, _ = found.behaviour_losses(dream)
         found.critic_optimizer.minimize(critic)
     assert float(returns) == pytest.approx(1.0 + 0.5 * 4.0)
-    value = found.critic.value(dream.features[:, 0, :2]).detach()
+    value = found.critic.value(dream.features[:, :2, 0]).detach()
     torch.testing.assert_close(value, torch.tensor([[3.0, 4.0]]), atol=0.2, rtol=0.0)
 
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
 
 from rl_training.algorithms.dynamics.config import DynamicsConfig, dynamics_network
-from rl_training.algorithms.dynamics.loss import batch_rows, model_rows, mopo_model_loss
+from rl_training.algorithms.dynamics.loss import (
+    batch_rows,
+    fit_statistics,
+    model_rows,
+    mopo_model_loss,
+)
+from rl_training.algorithms.dynamics.rollout import ModelEnv
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
-from rl_training.errors import ConfigError, SpecMismatch
+from rl_training.errors import CheckpointError, ConfigError, SpecMismatch
 from rl_training.models import MLPMOPOEnsembleModel
 from rl_training.models.dynamics import (
     Assignment,
+    balanced_nll,
     gaussian_nll,
     max_aleatoric,
     mean_disagreement,
@@ -39,6 +47,8 @@ def make(
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator(1)))
         model.input_mean.copy_(torch.randn(model.input_mean.shape, generator=generator(2)))
         model.input_scale.copy_(torch.rand(model.input_scale.shape, generator=generator(3)) + 0.5)
+        model.target_mean.copy_(torch.randn(model.target_mean.shape, generator=generator(4)))
+        model.target_scale.copy_(torch.rand(model.target_scale.shape, generator=generator(5)) + 0.5)
     return model
 
 
@@ -56,7 +66,9 @@ def by_hand(
         x = functional.linear(x, weight.T, bias)
         x = x * torch.sigmoid(x) if number < len(model.layers) - 1 else x
     low, high = model.min_logvar[seed, member, 0], model.max_logvar[seed, member, 0]
-    return x[:, :4], soft_bounds(x[:, 4:8], low, high)
+    center, deviation = model.target_mean[seed, 0, 0], model.target_scale[seed, 0, 0]
+    variance = soft_bounds(x[:, 4:8], low, high).exp() * deviation.square()
+    return x[:, :4] * deviation + center, variance.log()
 
 
 def test_the_ensemble_equals_its_members_run_one_by_one() -> None:
@@ -145,7 +157,9 @@ def test_loss_sums_members_and_pulls_the_bounds_together() -> None:
     rows = torch.randn(2, 1, 8, 3 + 2 + 3 + 2)
     metrics = mopo_model_loss(model, rows)
     means, logvars = model.predict_distribution(rows[:, 0, :, :3], rows[:, 0, :, 3:5])
-    nll = gaussian_nll(means, logvars, rows[..., 5:9]).mean((2, 3)).sum(1)
+    # In standardised units a density is larger by the deviation.
+    units = 2 * model.target_scale.log()
+    nll = (gaussian_nll(means, logvars, rows[..., 5:9]) - units).mean((2, 3)).sum(1)
     width = (model.max_logvar - model.min_logvar).sum((1, 2, 3))
     torch.testing.assert_close(metrics["mopo_model_loss"], nll + 0.01 * width)
     error = (means - rows[..., 5:9]).abs()
@@ -174,9 +188,106 @@ def test_a_learned_end_adds_its_cross_entropy() -> None:
     ends = rows[..., -1].expand_as(terminal)
     entropy = -(ends * torch.sigmoid(terminal).log() + (1 - ends) * torch.sigmoid(-terminal).log())
     means, logvars, _ = model.members()(rows[..., :5])
-    rest = gaussian_nll(means, logvars, rows[..., 5:9]).mean((2, 3)).sum(1)
+    units = 2 * model.target_scale.log()
+    rest = (gaussian_nll(means, logvars, rows[..., 5:9]) - units).mean((2, 3)).sum(1)
     rest = rest + 0.01 * (model.max_logvar - model.min_logvar).sum((1, 2, 3))
     torch.testing.assert_close(with_ends, rest + entropy.mean(2).sum(1))
+
+
+def test_folded_members_predict_the_same() -> None:
+    model = make(seeds=2, terminations=True)
+    x = torch.randn(2, 1, 7, 5, generator=generator(6))
+    plain, folded = model.members()(x), model.members().folded()(x)
+    for ours, theirs in zip(plain, folded, strict=True):
+        assert ours is not None
+        assert theirs is not None
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    short = model.members().folded(keep_reward=False)(x)
+    torch.testing.assert_close(short.mean, plain.mean[..., :3], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(short.logvar, plain.logvar[..., :3], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_the_balanced_loss_weighs_the_mean_and_leaves_the_variance(beta: float) -> None:
+    draw = generator(7)
+    mean, logvar, target = torch.randn(3, 20, generator=draw, dtype=torch.float64)
+    mean.requires_grad_()
+    logvar.requires_grad_()
+    loss = balanced_nll(mean, logvar, target, beta)
+    torch.testing.assert_close(loss, gaussian_nll(mean, logvar, target))
+    of_mean, of_variance = torch.autograd.grad(loss.sum(), (mean, logvar))
+    torch.testing.assert_close(of_mean, 2 * (mean - target) * logvar.exp() ** (beta - 1))
+    torch.testing.assert_close(of_variance, 1 - (mean - target).square() / logvar.exp())
+
+
+def test_angles_are_shown_as_sine_and_cosine_and_hidden_entries_not_at_all() -> None:
+    model = MLPMOPOEnsembleModel(3, 2, (16,), 2, angles=(1,), hidden=(0,))
+    rows = torch.randn(1, 50, 10, generator=generator(8))
+    fit_statistics(model, rows)
+    assert model.layers[0].weight.shape[2] == 3 + 2 + 2  # type: ignore[index]
+    obs, action = rows[0, :, :3], rows[0, :, 3:5]
+    expected = model.predict_distribution(obs, action)[0]
+    turned = obs + torch.tensor([5.0, 2 * math.pi, 0.0])
+    torch.testing.assert_close(
+        model.predict_distribution(turned, action)[0], expected, atol=1e-5, rtol=1e-4
+    )
+    other = obs + torch.tensor([0.0, 0.0, 1.0])
+    assert (model.predict_distribution(other, action)[0] - expected).abs().max() > 1e-3
+
+
+def test_an_entry_without_delta_is_predicted_itself() -> None:
+    model = MLPMOPOEnsembleModel(2, 1, (16,), 2, no_delta=(1,))
+    obs, action = torch.randn(1, 9, 2), torch.randn(1, 9, 1)
+    next_obs, reward = torch.randn(1, 9, 2), torch.randn(1, 9)
+    rows = model_rows(obs, action, reward, next_obs, torch.zeros(1, 9))
+    targets = model.targets(rows)
+    wanted = torch.stack((next_obs[..., 0] - obs[..., 0], next_obs[..., 1], reward), -1)
+    torch.testing.assert_close(targets, wanted)
+    torch.testing.assert_close(model.next_obs(obs, targets), next_obs)
+
+
+def test_without_a_reward_to_learn_there_is_no_head_for_it() -> None:
+    model = MLPMOPOEnsembleModel(3, 2, (16,), 2, learn_reward=False)
+    mean, _ = model.predict_distribution(torch.zeros(4, 3), torch.zeros(4, 2))
+    assert mean.shape == (2, 4, 3)
+    assert set(model.sample_transition(torch.zeros(4, 3), torch.zeros(4, 2))) == {
+        "next_obs",
+        "disagreement",
+    }
+    metrics = mopo_model_loss(model, torch.randn(1, 1, 8, 10))
+    assert float(metrics["reward_mae"]) == 0
+    with pytest.raises(ConfigError, match="does not learn the reward"):
+        ModelEnv(model, Rng((0,), "env"))
+
+
+def test_a_fitted_ensemble_is_saved_and_loaded_by_itself(tmp_path: Path) -> None:
+    model = MLPMOPOEnsembleModel(
+        3, 2, (16, 8), 3, num_elites=2, angles=(2,), no_delta=(1,), rng=Rng((3, 4), "model")
+    )
+    fit_statistics(model, torch.randn(2, 50, 10, generator=generator(9)))
+    model.save(tmp_path / "model.safetensors")
+    again = MLPMOPOEnsembleModel.load(tmp_path / "model.safetensors")
+    obs, action = torch.randn(2, 5, 3), torch.randn(2, 5, 2)
+    for ours, theirs in zip(
+        model.predict_distribution(obs, action),
+        again.predict_distribution(obs, action),
+        strict=True,
+    ):
+        assert torch.equal(ours, theirs)
+    assert list(again.decays().values()) == list(model.decays().values())
+    (tmp_path / "other.safetensors").write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match=r"other.safetensors cannot be read as a dynamics"):
+        MLPMOPOEnsembleModel.load(tmp_path / "other.safetensors")
+    own = MLPMOPOEnsembleModel(3, 2, (8,), 2, obs_process=torch.sin)
+    with pytest.raises(ConfigError, match="a file holds no code"):
+        own.save(tmp_path / "own.safetensors")
+
+
+def test_entries_that_the_observation_has_not_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"angles .* 0 to 2, got 3"):
+        MLPMOPOEnsembleModel(3, 2, (8,), 2, angles=(3,))
+    with pytest.raises(ConfigError, match="not both"):
+        MLPMOPOEnsembleModel(3, 2, (8,), 2, angles=(1,), obs_process=torch.sin)
 
 
 def test_penalties_of_a_hand_made_ensemble() -> None:
@@ -203,9 +314,10 @@ def test_an_assignment_runs_each_row_by_its_own_member(rows: int) -> None:
     assert counts.max() <= -(-rows // 4)
 
 
-def test_every_row_meets_every_member_equally_often() -> None:
+@pytest.mark.parametrize("rows", [1, 3, 6, 10])
+def test_every_row_meets_every_member_equally_often(rows: int) -> None:
     rng = Rng((0,), "rows")
-    slots = torch.stack([Assignment.draw(rng, 10, 5).slot[0] for _ in range(2000)])
+    slots = torch.stack([Assignment.draw(rng, rows, 5).slot[0] for _ in range(2000)])
     share = torch.stack([(slots == m).float().mean(0) for m in range(5)])
     assert (share - 0.2).abs().max() < 0.04
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 
 from helpers.imagining import ACTION, OBS, imagine, make_learner, rollout
 from rl_training.algorithms.dynamics.imagination import Rules, rows_that_count
+from rl_training.algorithms.dynamics.rollout import Imagined
 from rl_training.algorithms.mopo import MOPO, MOPOConfig, mopo_model_loss
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError, SpecMismatch
 from rl_training.rng import Rng
+from rl_training.state import PerSeed
 from rl_training.testing.contract import build, flat_state, make_batch
 
 
@@ -37,6 +41,27 @@ def test_disagreement_is_the_spread_of_the_means() -> None:
     made = imagine(learner, obs, 1, Rules())
     mean, _ = learner.dynamics_model.predict_distribution(made.obs, made.action)
     torch.testing.assert_close(made.penalty, mean.std(1, correction=0).mean(-1))
+
+
+def test_the_papers_ablation_is_the_largest_distance_of_a_members_mean() -> None:
+    learner = make_learner(MOPO, penalty_kind="mean_deviation")
+    made = imagine(learner, Rng((0,), "test").normal(6, OBS), 1, Rules())
+    mean, _ = learner.dynamics_model.predict_distribution(made.obs, made.action)
+    mean = mean[..., :OBS].detach()  # without the reward
+    expected = [
+        max(float((m - mean[0, :, row].mean(0)).norm()) for m in mean[0, :, row])
+        for row in range(6)
+    ]
+    torch.testing.assert_close(made.penalty[0], torch.tensor(expected))
+
+
+def test_members_of_a_group_may_have_penalties_of_their_own() -> None:
+    learner = make_learner(MOPO, seeds=(0, 1))
+    learner.varied["penalty_coef"] = PerSeed((0.0, 2.0), "cpu")
+    one = rollout([True] * 3, penalty=torch.tensor([[0.25, 1.0, 4.0]]))
+    both = Imagined(**{f.name: getattr(one, f.name).repeat_interleave(2, 0) for f in fields(one)})
+    worth = learner.imagination.worth(both)
+    assert worth.tolist() == [[0.0, 1.0, 2.0], [-0.5, -1.0, -6.0]]
 
 
 def test_an_update_of_the_policy_leaves_the_model_alone_and_the_other_way_round() -> None:

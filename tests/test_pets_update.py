@@ -357,7 +357,8 @@ def test_a_round_begins_by_standardising_inputs_by_the_replay(tmp_path: Any) -> 
 
 def test_known_rewards_are_used_unless_learned_ones_are_asked_for() -> None:
     learner: Any = build("pets")[0]
-    reward, ends = learner._functions
+    reward, ends, value = learner._functions
+    assert value is None
     assert reward is not None
     assert ends is not None
     learned: Any = build("pets", reward_function="learned")[0]

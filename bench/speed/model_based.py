@@ -19,7 +19,7 @@ from rl_training.models.layers import set_layers
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
 from rl_training.rng import Rng
 from rl_training.runtime.compile.runner import Accelerator, ReplayRunner
-from rl_training.runtime.session import MetricRecorder
+from rl_training.runtime.recorder import MetricRecorder
 
 CPU = torch.device("cpu")
 

@@ -325,7 +325,7 @@ _ALL = (
     ),
     Row(
         name="gpu-dreamer",
-        what="train step of Dreamer on the device, sizes of dreamer, beside its own eager form",
+        what="train step of Dreamer on the device, sizes of dreamer beside its eager form, and 12m",
         unit="gradient steps/s",
         bar=Bar("ratio", 5.0),
         group="gpu",

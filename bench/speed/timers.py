@@ -25,6 +25,7 @@ class Timers:
         self.seconds: dict[str, float] = defaultdict(float)
         self._synchronize = synchronize
         self._labels = ["other"]
+        self._originals: dict[Watched, Callable[..., Any]] = {}
         self._last = 0.0
 
     def restart(self) -> None:
@@ -35,16 +36,22 @@ class Timers:
     @contextmanager
     def watching(self, methods: Sequence[Watched]) -> Iterator[None]:
         """Charge the time of the block, and of these methods inside it."""
-        originals = [(owner, name, getattr(owner, name)) for owner, name, _ in methods]
-        for (owner, name, original), (_, _, label) in zip(originals, methods, strict=True):
+        originals = {method: getattr(method[0], method[1]) for method in methods}
+        for (owner, name, label), original in originals.items():
             setattr(owner, name, self._timed(original, label))
+        self._originals = originals
         self._last = time.perf_counter()
         try:
             yield
         finally:
             self._charge()
-            for owner, name, original in originals:
-                setattr(owner, name, original)
+            self.leave(methods)
+
+    def leave(self, methods: Sequence[Watched]) -> None:
+        """Watch these methods no more: reading a clock in every step costs a fast loop dearly."""
+        for method in methods:
+            if method in self._originals:
+                setattr(method[0], method[1], self._originals.pop(method))
 
     def _timed(self, method: Callable[..., Any], label: str) -> Callable[..., Any]:
         def timed(*arguments: Any, **keywords: Any) -> Any:

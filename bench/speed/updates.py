@@ -25,8 +25,8 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.layers import set_precision
 from rl_training.runtime.compile.runner import Accelerator, ReplayRunner
+from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.replay import make_replay
-from rl_training.runtime.session import MetricRecorder
 
 PLANNED = 10**9
 """Updates the run is said to have; a benchmark ends when it is told to."""

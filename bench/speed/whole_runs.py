@@ -1,7 +1,8 @@
 """Rows `loop-*` and `gpu-seeds`: whole runs through `train()`, and where their time goes.
 
 Evaluations are part of a run, as often as its preset asks for them; what does not grow with its
-length (compiling, the checkpoint at the end) is told beside the figure.
+length (compiling, the checkpoint at the end) is told beside the figure. Clocks around methods tell
+where the time goes until a little after half-time; the figure is that of the rest, without them.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ OVERRIDES = (
 _SOON = ("algo_kwargs.learning_starts=500",)
 _HUMANOID = ("env_id=Humanoid-v5", "algo_kwargs.buffer_capacity=100000")
 _CHEETAHS = ("env_id=HalfCheetah-v5", "num_envs=64", "algo_kwargs.minibatch_size=4096")
-_GAMES = ("vector_mode=async", "eval_episodes=0")
+_GAMES = ("vector_mode=native", "eval_episodes=0")
 _DQN = (*_GAMES, "algo_kwargs.learning_starts=2000")
 RUNS: dict[str, Run] = {
     "loop-sac": Run("sac/halfcheetah", 50_000, (1, 32), _SOON),
@@ -76,7 +77,7 @@ RUNS: dict[str, Run] = {
     "loop-dqn-breakout": Run("dqn/breakout_atari", 60_000, overrides=_DQN),
     "loop-dqn-overlap": Run("dqn/breakout_atari", 60_000, overrides=(*_DQN, "overlap=true")),
     "loop-dreamer": Run(
-        "dreamer/pong_atari", 3_000, overrides=("eval_episodes=0",), precision="tf32"
+        "dreamer/pong_atari100k", 3_000, overrides=("eval_episodes=0",), precision="bf16"
     ),
 }
 WATCHED: tuple[Watched, ...] = (
@@ -85,6 +86,7 @@ WATCHED: tuple[Watched, ...] = (
     (RolloutRunner, "sample", "acting"),
     (HostCopy, "array", "waiting for actions"),
     (ReplayRunner, "update", "updates"),
+    (ReplayRunner, "take_in", "storing, updates, acting"),
     (OnPolicyLearner, "update", "updates"),
     (Accelerator, "programs", "compiling"),
     (CapturedUpdates, "__init__", "compiling"),
@@ -96,22 +98,46 @@ WATCHED: tuple[Watched, ...] = (
 )
 NOT_STEPPING = ("compiling", "saving")
 """Labels that do not grow with the length of a run."""
+_FREQUENT = (
+    "environments",
+    "acting",
+    "waiting for actions",
+    "updates",
+    "storing, updates, acting",
+    "replay insertion",
+)
+FREQUENT = [method for method in WATCHED if method[2] in _FREQUENT]
+"""Methods that are called in every step."""
 
 
 class _Watch(Callback):
-    """Times a run from its first step to its end, and keeps what it says."""
+    """Times the halves of a run, and keeps what it says."""
 
-    def __init__(self, timers: Timers) -> None:
-        self.seconds = 0.0
+    def __init__(self, timers: Timers, steps: int) -> None:
         self.num_envs = 1
         self.messages: list[str] = []
-        self._start = 0.0
-        self._timers = timers
+        self.seconds = 0.0
+        """From the first step to the end."""
+        self.shares: dict[str, float] = {}
+        """Seconds by label of the first half."""
+        self.first_steps = 0
+        """Steps of the first half."""
+        self.stepping = 0.0
+        """Seconds of the second half, without what does not grow with the length of a run."""
+        self._start = self._half = 0.0
+        self._timers, self._steps = timers, steps
 
     def on_start(self, state: TrainerState) -> None:
         """Start the clocks."""
         self._timers.restart()
-        self._start = time.perf_counter()
+        self._start = self._half = time.perf_counter()
+
+    def on_log(self, state: TrainerState, values: Mapping[str, float]) -> None:
+        """Take the clocks away after half-time, where an evaluation may have been."""
+        if not self.first_steps and 2 * state.step > self._steps:
+            self._timers.leave(FREQUENT)
+            self.shares, self.first_steps = dict(self._timers.seconds), state.step
+            self._half = time.perf_counter()
 
     def on_message(self, state: TrainerState, text: str) -> None:
         """Keep a message."""
@@ -119,7 +145,10 @@ class _Watch(Callback):
 
     def on_end(self, state: TrainerState) -> None:
         """Stop the clock."""
-        self.seconds = time.perf_counter() - self._start
+        now, seconds = time.perf_counter(), self._timers.seconds
+        self.seconds = now - self._start
+        fixed = sum(seconds[label] - self.shares.get(label, 0.0) for label in NOT_STEPPING)
+        self.stepping = now - self._half - fixed
 
 
 def measure(row: Row, options: Options) -> Iterator[Figure]:
@@ -146,20 +175,19 @@ def _measure_one(
 ) -> Figure:
     timers = Timers()
     watch = _run(options, run, device, count, precision, timers)
-    spent = timers.seconds
-    seconds = watch.seconds - sum(spent[label] for label in NOT_STEPPING)
-    split = spent
+    spent, split = timers.seconds, watch.shares
     if device.type == "cuda" and options.profile:
         synchronized = Timers(synchronizer(device))
-        _run(options, run, device, count, precision, synchronized)
-        split = synchronized.seconds
+        split = _run(options, run, device, count, precision, synchronized).shares
     shares = _shares(split)
+    steps = run.steps - watch.first_steps
     notes = [m for m in watch.messages if FALLBACK in m]
     notes.append(
-        f"{run.steps:,} steps of {count} seed{'s' if count > 1 else ''} in {seconds:.1f} s, "
-        f"and {spent['compiling']:.1f} s to compile, {spent['saving']:.1f} s to save at the end"
+        f"{steps:,} steps of {count} seed{'s' if count > 1 else ''} in {watch.stepping:.1f} s, "
+        f"{run.steps:,} in {watch.seconds:.1f} s with {spent['compiling']:.1f} s to compile and "
+        f"{spent['saving']:.1f} s to save at the end"
     )
-    passes = run.steps / watch.num_envs
+    passes = watch.first_steps / watch.num_envs
     notes.append(
         ", ".join(
             f"{label} {100 * share:.0f}% ({1e6 * split[label] / passes:.0f})"
@@ -175,7 +203,7 @@ def _measure_one(
         "seconds_synchronized": dict(split),
         "shares": shares,
     }
-    samples = {choose_accelerate(device, options): [count * run.steps / seconds]}
+    samples = {choose_accelerate(device, options): [count * steps / watch.stepping]}
     return _figure(row, count, precision, samples, notes=notes, extra=extra)
 
 
@@ -207,7 +235,7 @@ def _run(
     precision: str,
     timers: Timers,
 ) -> _Watch:
-    watch = _Watch(timers)
+    watch = _Watch(timers, run.steps)
     with tempfile.TemporaryDirectory() as folder:
         changes: dict[str, Any] = {
             "seeds": list(range(count)),
@@ -217,6 +245,7 @@ def _run(
             "accelerate": choose_accelerate(device, options),
             "precision": precision,
             "checkpoint_interval": 0,
+            "log_interval": max(1, run.steps // 10),
             "tensorboard": False,
             "output_dir": folder,
         }

@@ -16,12 +16,22 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.compile.runner import Accelerator, ReplayRunner
+from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.replay import make_replay
-from rl_training.runtime.session import MetricRecorder
 
 
-def dreamer_config(**changes: Any) -> TrainConfig:
-    """Return a run of Dreamer with the sizes of the comparison."""
+def dreamer_config(size: str | None = None, **changes: Any) -> TrainConfig:
+    """Return a run of Dreamer with the sizes of the comparison, or with a size of its own."""
+    widths: dict[str, Any] = {
+        "size": "tiny",
+        "deter_size": DREAMER.deter,
+        "model_hidden_size": DREAMER.hidden,
+        "units": DREAMER.units,
+        "mlp_layers": DREAMER.layers,
+        "cnn_depth": DREAMER.depth,
+        "latent_groups": DREAMER.groups,
+        "latent_classes": DREAMER.classes,
+    }
     return TrainConfig(
         algo="dreamer",
         env_id="bench.speed.task:Task",
@@ -34,15 +44,9 @@ def dreamer_config(**changes: Any) -> TrainConfig:
             "buffer_capacity": DREAMER.rows,
             "batch_size": DREAMER.batch,
             "batch_length": DREAMER.length,
-            "deter_size": DREAMER.deter,
-            "model_hidden_size": DREAMER.hidden,
-            "units": DREAMER.units,
-            "mlp_layers": DREAMER.layers,
-            "cnn_depth": DREAMER.depth,
-            "latent_groups": DREAMER.groups,
-            "latent_classes": DREAMER.classes,
             "imagination_horizon": DREAMER.horizon,
-        },
+        }
+        | (widths if size is None else {"size": size}),
         **changes,
     )
 

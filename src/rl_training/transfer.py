@@ -77,9 +77,21 @@ class Staging:
         return self._sent
 
 
-def _event() -> torch.cuda.Event:
-    event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+def _event(*, in_graph: bool = False) -> torch.cuda.Event:
+    event: torch.cuda.Event = torch.cuda.Event(external=in_graph)  # type: ignore[no-untyped-call]
     return event
+
+
+class Arrival:
+    """Tells when a point inside a captured graph has been reached; on a CPU it always has been."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.event = _event(in_graph=True) if device.type == "cuda" else None
+
+    def mark(self) -> None:
+        """Mark this point of the graph."""
+        if self.event is not None:
+            self.event.record()
 
 
 class Captured:

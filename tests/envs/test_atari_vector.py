@@ -117,7 +117,7 @@ def test_idle_holds_at_the_start_are_drawn_for_each_environment() -> None:
     envs = native(num_envs=8, noop_max=30, episodic_life=False)
     envs.reset()
     assert isinstance(envs.backend, AtariVector)
-    frames = [one.frame_number for one in envs.backend.games]
+    frames = [lane.playing.frame_number for lane in envs.backend.lanes]
     assert set(frames) <= {4 * holds for holds in range(8)}
     assert len(set(frames)) > 2
     idle = frames[0] // 4
@@ -187,7 +187,7 @@ def test_evaluation_plays_whole_games_for_their_own_scores() -> None:
         assert isinstance(envs.backend, AtariVector)
         if step.terminated.any():
             break
-        lives.append(envs.backend.games[0].lives)
+        lives.append(envs.backend.lanes[0].playing.lives)
     assert step.terminated.all()
     assert sorted(set(lives)) == [1, 2, 3, 4, 5]
 
@@ -206,6 +206,32 @@ def test_a_snapshot_is_replayed_to_the_same_bits(sticky: bool) -> None:
     assert (report.level, report.restarted, report.messages) == ("replay", [], [])
     for left, right in zip(played(first, 1, 200), played(second, 1, 200), strict=True):
         assert same_steps(left, right)
+
+
+@pytest.mark.parametrize("limit", [3, 40])
+def test_games_that_wait_for_their_turn_leave_no_trace(limit: int) -> None:
+    """Whether the next game was ready, half begun or given up, the same games are played."""
+
+    def make() -> SeedVectorEnv:
+        kwargs = {"wrappers": {"atari": {}}, "max_episode_steps": limit}
+        return SeedVectorEnv.make(BREAKOUT, kwargs, 3, (0,), "native")
+
+    through = make()
+    through.reset()
+    steps = played(through, 0, 90)
+    assert sum(int(step.truncated.sum()) for step in steps) > 3
+    for at in (0, 1, 5, 14, 45):
+        cut = make()
+        cut.reset()
+        played(cut, 0, at)
+        state = cut.snapshot()
+        cut.restore(state)  # in place, while the next games are on their way
+        fresh = make()
+        fresh.restore(state)
+        actions = np.random.default_rng(0).integers(4, size=(90, 1, 3))[at:]
+        for action, wanted in zip(actions, steps[at:], strict=True):
+            assert same_steps(cut.step(action), wanted)
+            assert same_steps(fresh.step(action), wanted)
 
 
 def test_a_replay_that_arrives_elsewhere_says_that_a_new_game_begins() -> None:
@@ -244,7 +270,7 @@ def test_snapshots_of_the_other_backend_are_refused_in_both_directions() -> None
 
 
 def test_auto_keeps_the_wrappers_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (kinds, processes):
+    for module in (kinds, processes, atari_vector):
         monkeypatch.setattr(module, "usable_cores", lambda: 3)
     envs = native(mode="auto", num_envs=4)
     assert isinstance(envs.backend, SyncEnvs)

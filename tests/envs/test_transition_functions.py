@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rl_training.envs.factory import make_env, probe_env
 from rl_training.envs.spec import EnvSpec
+from rl_training.envs.tasks import swing_up
 from rl_training.envs.tasks.functions import (
     StateFunction,
     reward_function,
@@ -31,7 +32,10 @@ from rl_training.errors import EnvError
 
 MUJOCO = importlib.util.find_spec("mujoco") is not None
 needs_mujoco = pytest.mark.skipif(not MUJOCO, reason="needs the mujoco extra")
-CLASSIC = ["Pendulum-v1", "CartPole-v1", "MountainCarContinuous-v0"]
+CLASSIC = [
+    *("Pendulum-v1", "CartPole-v1", "MountainCarContinuous-v0"),
+    "rl_training/CartPoleSwingUp-v0",
+]
 SIMULATED = [
     "Hopper-v5",
     "Walker2d-v5",
@@ -41,6 +45,8 @@ SIMULATED = [
     "InvertedDoublePendulum-v5",
     "HalfCheetah-v5",
 ]
+PLANNED = ["InvertedPendulum-v5", "InvertedDoublePendulum-v5", "Reacher-v5", "Pusher-v5"]
+"""Tasks of the simulator whose reward their observation tells."""
 TASKS = [*CLASSIC, *(pytest.param(name, marks=needs_mujoco) for name in SIMULATED)]
 NOISE = {
     "Hopper-v5": 0.3,
@@ -58,7 +64,7 @@ Steps = dict[str, Tensor]
 def perturb(env: Any, rng: np.random.Generator, scale: float) -> None:
     """Put the environment into a random state near its first."""
     inner = env.unwrapped
-    if not hasattr(inner, "set_state"):
+    if hasattr(inner, "state"):
         inner.state = np.array(inner.state) + scale * rng.normal(size=len(inner.state)) * 0.3
         return
     qpos, qvel = inner.init_qpos.copy(), inner.init_qvel.copy()
@@ -128,9 +134,40 @@ def test_ends_follow_the_settings_of_the_environment(
     assert bool(said.any()) is (ends is None)
 
 
+@needs_mujoco
+def test_half_cheetahs_reward_is_known_where_its_place_is_seen() -> None:
+    seen = {"exclude_current_positions_from_observation": False, "ctrl_cost_weight": 0.3}
+    spec, rows = real_steps("HalfCheetah-v5", 50, **seen)
+    function = reward_for(spec, seen)
+    assert function is not None
+    said = function(rows["obs"][None], rows["action"][None], rows["next_obs"][None])[0]
+    # A place in single precision, divided by a twentieth of a second.
+    torch.testing.assert_close(said, rows["reward"], atol=1e-3, rtol=1e-3)
+    assert reward_for(probe_env("HalfCheetah-v5", {})) is None
+
+
+def test_a_swinging_pole_keeps_its_energy_without_friction() -> None:
+    def energy(state: Any) -> float:
+        _, angle, speed, turn = state
+        arm = swing_up.POLE_MASS * swing_up.POLE / 2
+        inertia = swing_up.POLE_INERTIA + arm * swing_up.POLE / 2
+        moving = (swing_up.CART_MASS + swing_up.POLE_MASS) * speed**2 + inertia * turn**2
+        both = arm * np.cos(angle) * speed * turn
+        return float(moving / 2 - both - arm * swing_up.GRAVITY * np.cos(angle))
+
+    state = np.array([0.0, 2.5, 0.4, -1.0])
+    before = energy(state)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(swing_up, "DAMPING", 0.0)
+        for _ in range(60):
+            state = swing_up._solve(state, 0.0)
+    assert abs(energy(state) - before) < 1e-3 * abs(before)
+    assert abs(state[1] - 2.5) > 0.1, "it moves"
+
+
 @pytest.mark.parametrize(
     "env_id",
-    [*CLASSIC, *(pytest.param(n, marks=needs_mujoco) for n in SIMULATED if "Inverted" in n)],
+    [*CLASSIC, *(pytest.param(n, marks=needs_mujoco) for n in PLANNED)],
 )
 def test_a_known_reward_is_the_environments_own(env_id: str) -> None:
     spec, rows = real_steps(env_id)

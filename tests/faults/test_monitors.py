@@ -10,7 +10,7 @@ from helpers.golden import stored
 from rl_training.experiment.registry import algorithm_names
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.health.monitors import Monitors
-from rl_training.runtime.session import MetricRecorder
+from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.train import train
 from rl_training.testing.contract import small_config
 

@@ -25,7 +25,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.health.diagnostics import non_finite
-from rl_training.runtime.session import MetricRecorder
+from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import resume_training
 from rl_training.testing.contract import small_config

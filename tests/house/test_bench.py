@@ -338,7 +338,7 @@ def test_bars_of_updates_are_of_lines_that_the_row_has() -> None:
 
 def test_the_time_of_a_run_is_split_and_adds_up() -> None:
     module = importlib.import_module("bench.speed.whole_runs")
-    (made,) = module.measure(ROWS["gpu-seeds"], ON_CPU)
+    (made,) = module.measure(ROWS["gpu-seeds"], replace(ON_CPU, steps=1_100))
     assert sum(made.extra["shares"].values()) == pytest.approx(1)
     assert {"environments", "acting", "updates", "waiting for actions"} <= set(made.extra["shares"])
     assert made.ours is not None

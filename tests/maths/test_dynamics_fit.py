@@ -51,7 +51,8 @@ def make(
     model = MLPMOPOEnsembleModel(
         1, 1, (16, 16), members, num_elites=elites, rng=Rng(seeds, "model")
     )
-    given: dict[str, Any] = {"model_batch_size": 32, "model_patience": 2} | settings
+    short = {"model_batch_size": 32, "model_patience": 2, "model_patience_updates": 1}
+    given: dict[str, Any] = short | settings
     return DynamicsTrainer(model, DynamicsConfig(**given), seeds)
 
 
@@ -74,7 +75,9 @@ def test_mean_and_deviation_of_a_linear_gaussian_system_are_recovered() -> None:
     truth = torch.stack((0.5 * grid[:, 1] - 0.2 * grid[:, 0], grid.sum(1)), 1)
     assert (means - truth).abs().max() < 0.1
     assert ((0.5 * logvars).exp() / SIGMA - 1).abs().max() < 0.25
-    floor = SIGMA.square().mean()  # no model is better than the noise
+    # No model is better than the noise; errors are shares of the targets' variance.
+    variance = torch.tensor([0.5**2 + 0.2**2, 2.0]) / 3 + SIGMA.square()
+    floor = (SIGMA.square() / variance).mean()
     assert (result["holdout_error"] / floor - 1).abs().max() < 0.15
 
 
@@ -129,29 +132,103 @@ def test_elites_are_the_members_of_least_hold_out_error() -> None:
 
 
 def test_early_stop_goes_back_to_each_members_best() -> None:
-    trainer = make(model_patience=2)
+    trainer = make(model_patience=2, model_min_gain=0.01)
     trainer.optimizer.rate.set(0.05)  # too large to stay at the best
     rows = linear_rows(120)
-    held, _ = trainer._split(rows)
+    held, kept = trainer._split(rows)
+    trainer.fit_statistics(rows, kept)
+    before = trainer.holdout_errors(rows, held)[0]
     seen = []
     note = trainer._note
 
-    def spy(error: torch.Tensor) -> None:
+    def spy(error: torch.Tensor, steps: int) -> None:
+        assert steps == 3
         seen.append(error.clone())
-        note(error)
+        note(error, steps)
 
     trainer._note = spy  # type: ignore[method-assign]
     trainer.fit(rows)
     errors = torch.stack(seen)[:, 0]  # [epochs, M]
     assert len(seen) == int(trainer.epochs[0])
-    best, stale = torch.full((3,), 1e30), 0
+    best, mark, stale = before, before.mean(), 0
     for number, error in enumerate(errors):
-        better = error < 0.99 * best
-        best = torch.where(better, error, best)
-        stale = 0 if better.any() else stale + 1
+        best = torch.minimum(best, error)
+        gained = best.mean() < mark - max(0.01 * float(mark), 0.01)
+        mark, stale = (best.mean(), 0) if gained else (mark, stale + 1)
         assert (stale == 2) == (number == len(errors) - 1)
     assert (errors[-1] > best).any()
     torch.testing.assert_close(trainer.holdout_errors(rows, held)[0], best)
+
+
+def test_patience_counts_gradient_steps_where_epochs_are_short() -> None:
+    trainer = make(model_patience=1, model_patience_updates=10, model_min_gain=100.0)
+    trainer.fit(linear_rows(120))  # 96 rows are three steps an epoch
+    assert trainer.epochs[0] == 4
+    trainer = make(model_patience=5, model_patience_updates=10, model_min_gain=100.0)
+    trainer.fit(linear_rows(120))
+    assert trainer.epochs[0] == 5
+
+
+def test_a_fit_never_returns_a_worse_model_than_it_began_with() -> None:
+    trainer = make()
+    rows = linear_rows(600)
+    trainer.fit(rows)
+    held, _ = trainer._split(rows)
+    before, error = weights(trainer), trainer.holdout_errors(rows, held)
+    trainer.optimizer.rate.set(10.0)
+    trainer.fit(rows)
+    torch.testing.assert_close(trainer.holdout_errors(rows, held), error)
+    for name, tensor in weights(trainer).items():
+        torch.testing.assert_close(tensor, before[name], msg=name)
+
+
+def test_a_fit_begins_with_a_new_optimizer_state() -> None:
+    rows = linear_rows(160)
+    trainer = make(model_max_epochs=1)
+    trainer.fit(rows)
+    trainer.fit(rows)
+    optimizer = trainer.optimizer
+    assert isinstance(optimizer, Adam)
+    assert optimizer.step_count.tolist() == [4.0]  # 128 rows in batches of 32
+
+
+@pytest.mark.parametrize("most", [1000, 30])
+def test_a_row_held_out_was_never_fitted_on_before(most: int) -> None:
+    trainer = make(model_holdout_max=most)
+    fitted: set[int] = set()
+    for count in (50, 120, 121, 400, 1000):
+        held, kept = (part[0].tolist() for part in trainer._split(linear_rows(count)))
+        assert len(held) == min(count // 5, most)
+        assert sorted(held + kept) == list(range(count))
+        assert not fitted & set(held)
+        fitted |= set(kept)
+
+
+def test_held_out_rows_are_spread_over_the_table() -> None:
+    shares = torch.zeros(100)
+    for seed in range(300):
+        shares[make((seed,))._split(linear_rows(100))[0][0]] += 1 / 300
+    # One of five rows each, by chance: six deviations of a mean of 300 draws.
+    assert (shares - 0.2).abs().max() < 6 * (0.2 * 0.8 / 300) ** 0.5
+
+
+def test_new_statistics_leave_the_means_as_they_were() -> None:
+    trainer = make((0, 1))
+    rows = torch.cat((linear_rows(200, seed=0), linear_rows(200, seed=1)))
+    trainer.fit(rows)
+    obs, action = rows[..., :1], rows[..., 1:2]
+    mean, logvar = trainer.model.predict_distribution(obs, action)
+    moved = rows.clone()
+    moved[..., 0] = 7 * rows[..., 0] - 3
+    moved[..., 2:4] = 0.2 * rows[..., 2:4] + 5  # smaller targets: bounds widen, nothing is cut
+    trainer.fit_statistics(moved)
+    after, spread = trainer.model.predict_distribution(obs, action)
+    torch.testing.assert_close(after, mean, atol=1e-4, rtol=1e-4)
+    # The lower bound stays where moving it would tighten it, so the least ones move a little.
+    torch.testing.assert_close(spread, logvar, atol=0.05, rtol=0)
+    torch.testing.assert_close(
+        trainer.model.target_mean[:, 0, 0], moved[..., 2:4].mean(1), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_a_member_that_diverges_is_kept_out() -> None:

@@ -230,3 +230,24 @@ def test_a_large_batch_in_blocks_equals_the_whole(members: tuple[int, ...], seed
     torch.testing.assert_close(in_blocks, whole)
     blocks = torch.autograd.grad(in_blocks.square().mean(), parameters)
     torch.testing.assert_close(blocks, torch.autograd.grad(whole.square().mean(), parameters))
+
+
+def test_glorot_weights_have_the_variance_of_both_sides_and_zero_biases() -> None:
+    mlp = StackedMLP((40, 160, 10), Rng((0, 1), "w"), members=(2,), weights="glorot")
+    for layer, (inputs, outputs) in zip(mlp.layers, [(40, 160), (160, 10)], strict=True):
+        assert isinstance(layer, StackedLinear)
+        bound = (6 / (inputs + outputs)) ** 0.5
+        weight = layer.weight.detach()
+        assert float(weight.abs().max()) <= bound
+        assert float(weight.var()) == pytest.approx(2 / (inputs + outputs), rel=0.05)
+        assert not layer.bias.any()
+
+
+def test_a_network_of_named_orthogonal_weights_ends_with_gain_one() -> None:
+    mlp = StackedMLP((6, 16, 16, 6), Rng((0,), "w"), weights="orthogonal")
+    for layer, square in zip(mlp.layers, [2.0, 2.0, 1.0], strict=True):
+        assert isinstance(layer, StackedLinear)
+        weight = layer.weight[0]
+        small = weight @ weight.mT if weight.shape[0] <= weight.shape[1] else weight.mT @ weight
+        torch.testing.assert_close(small, square * torch.eye(len(small)), atol=1e-5, rtol=0)
+        assert not layer.bias.any()

@@ -5,13 +5,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import frozen_copy, polyak_update
 from rl_training.algorithms.config import LRSchedule
-from rl_training.algorithms.optim import Adam, RMSprop, clip_per_seed, learning_rate_factor, linear
+from rl_training.algorithms.optim import (
+    Adam,
+    LaProp,
+    RMSprop,
+    clip_per_seed,
+    learning_rate_factor,
+    linear,
+)
 from rl_training.errors import CheckpointError
 from rl_training.rng import Rng
 from rl_training.runtime.compile.trace import Source, trace_once
@@ -314,3 +322,58 @@ def test_rmsprop_moves_each_seed_by_its_own_rate_and_the_schedule() -> None:
         for p, q in zip(group, alone, strict=True):
             torch.testing.assert_close(p[index], q[0], rtol=1e-5, atol=1e-6)
         assert together.rate_of(index) == pytest.approx(single.rate_of())
+
+
+def test_laprop_is_the_authors_recursion_with_clipping_by_tensors() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 4), (5,), (2, 2, 2)]
+    start = [torch.randn(2, *shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    start[1] *= 1e-4  # clipped, and near the least norm that counts
+    parameters = [each.clone().requires_grad_() for each in start]
+    optimizer = LaProp(parameters, 0.1, eps=1e-3, adaptive_clip=0.3, warmup=3)
+    expected = [each.numpy().copy() for each in start]
+    squares, momenta = ([np.zeros_like(each) for each in expected] for _ in range(2))
+    for step in range(1, 6):
+        gradients = [torch.randn(2, *shape, generator=generator).double() for shape in shapes]
+        for index, gradient in enumerate(gradients):
+            for seed in range(2):  # each seed by itself
+                g, p = gradient[seed].numpy().copy(), expected[index][seed]
+                upper = 0.3 * max(float(np.linalg.norm(p)), 1e-3)
+                g *= 1 / max(1.0, float(np.linalg.norm(g)) / upper)
+                v, m = squares[index][seed], momenta[index][seed]
+                v[...] = 0.999 * v + 0.001 * g * g
+                m[...] = 0.9 * m + 0.1 * g / (np.sqrt(v / (1 - 0.999**step)) + 1e-3)
+                p -= 0.1 * min(step / 3, 1) * m / (1 - 0.9**step)
+        optimizer.apply([each.clone() for each in gradients])
+    for parameter, wanted in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(
+            parameter.detach(), torch.from_numpy(wanted), rtol=1e-6, atol=1e-9
+        )
+
+
+def test_several_laprops_of_one_step_size_are_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(1, 4, generator=generator) for _ in range(3)]
+    together = [each.clone().requires_grad_() for each in values]
+    apart = [each.clone().requires_grad_() for each in values]
+    one = LaProp(together, 0.1, adaptive_clip=0.3)
+    several = [LaProp([each], 0.1, adaptive_clip=0.3) for each in apart]
+    for _ in range(3):
+        gradients = [torch.randn(1, 4, generator=generator) for _ in values]
+        one.apply([each.clone() for each in gradients])
+        for optimizer, gradient in zip(several, gradients, strict=True):
+            optimizer.apply([gradient.clone()])
+    torch.testing.assert_close(together, apart, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay": True}])
+def test_laprop_moves_each_seed_by_its_own_step_size(options: dict[str, bool]) -> None:
+    start = torch.full((2, 3), 2.0)
+    parameter = start.clone().requires_grad_()
+    decay = {parameter: 0.5} if options else None
+    optimizer = LaProp([parameter], PerSeed((0.1, 0.2), torch.device("cpu")), weight_decay=decay)
+    optimizer.apply([torch.ones(2, 3)])
+    # The first normalised gradient is 1, whatever the gradient.
+    step = 1.0 + (0.5 * 2.0 if options else 0.0)
+    wanted = start - step * torch.tensor([[0.1], [0.2]])
+    torch.testing.assert_close(parameter.detach(), wanted)

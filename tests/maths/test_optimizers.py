@@ -262,12 +262,18 @@ def test_a_name_alone_will_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("adamax", r"algo_kwargs\.optimizer\.type must be one of 'adam', 'adamw', 'sgd' or"),
+        (
+            "adamax",
+            r"algo_kwargs\.optimizer\.type must be one of 'adam', 'adamw', 'sgd', 'rmsprop' or",
+        ),
         (
             {"momentum": 0.9},
             r"optimizer: momentum is a number of sgd and rmsprop, but type is adam",
         ),
-        ({"type": "sgd", "eps": 1e-3}, "eps is a number of adam and adamw and rmsprop, but type"),
+        (
+            {"type": "sgd", "eps": 1e-3},
+            "eps is a number of adam and adamw and rmsprop and laprop, but type",
+        ),
         ({"type": "sgd", "nesterov": True}, "nesterov needs momentum > 0"),
         ({"type": "adam", "betas": [0.9, 1.0]}, r"optimizer\.betas.*must be < 1"),
         ({"type": "sgd", "momentun": 0.9}, r"optimizer\.momentun .*did you mean momentum\?"),

@@ -113,6 +113,42 @@ PAPERS: dict[str, dict[str, Any]] = {
         "rollout_batch_size": 50_000,
         "rollouts_kept": 5,
     },
+    "mbpo/halfcheetah": MODEL
+    | {
+        "learning_starts": 5_000,
+        "gradient_updates_per_step": 40,
+        "target_entropy": -3.0,
+        "rollout_horizon": 1,
+        "rollout_batch_size": 100_000,
+    },
+    "mbpo/walker2d": MODEL
+    | {
+        "learning_starts": 5_000,
+        "gradient_updates_per_step": 20,
+        "target_entropy": -3.0,
+        "rollout_horizon": 1,
+        "rollout_batch_size": 100_000,
+    },
+    "mopo/hopper": MODEL
+    | {
+        "rollout_horizon": 5,
+        "penalty_coef": 1.0,
+        "target_entropy": -1.0,
+        "rollout_batch_size": 50_000,
+        "rollouts_kept": 5,
+    },
+    "pets/cartpole": {
+        "adam_epsilon": 1e-8,
+        "batch_size": 32,
+        "model_hidden_sizes": (500, 500, 500),
+        "model_weight_decay": (1e-4, 2.5e-4, 2.5e-4, 5e-4),
+        "planning_horizon": 25,
+        "planning_candidates": 400,
+        "planning_topk": 40,
+        "planning_iterations": 5,
+        "planning_momentum": 0.1,
+        "planning_particles": 20,
+    },
     "pets/halfcheetah": {
         "adam_epsilon": 1e-8,
         "model_hidden_sizes": (200, 200, 200, 200),
@@ -157,8 +193,9 @@ SAMPLED = (
     "dqn/breakout_atari",
     "fqf/breakout_atari",
     "ppo/breakout_atari",
-    "dreamer/breakout_atari",
-    "dreamer/pong_atari",
+    "dreamer/boxing_atari100k",
+    "dreamer/breakout_atari100k",
+    "dreamer/pong_atari100k",
 )
 
 

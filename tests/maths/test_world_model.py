@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from rl_training.models.dreamer import (
     DreamerActor,
     DreamerCritic,
     LatentKind,
+    SizeName,
     WorldModel,
     halvings,
 )
@@ -157,9 +160,10 @@ def test_log_densities_and_entropies_of_the_policy_are_those_of_torch(discrete: 
     torch.testing.assert_close(entropy, spread)
 
 
+@pytest.mark.parametrize("name", ["tiny", "1m"])
 @pytest.mark.parametrize("shape", [(3, 64, 64), (2, 10, 10), (1, 84, 84), (1, 17, 30)])
-def test_images_of_any_size_come_back_in_their_size(shape: tuple[int, ...]) -> None:
-    world = model(obs_shape=shape)
+def test_images_of_any_size_come_back_in_their_size(shape: tuple[int, ...], name: SizeName) -> None:
+    world = WorldModel(shape, A, SIZES[name], rng=Rng(range(S), "model"))
     obs = torch.randint(256, (S, 2, *shape), dtype=torch.uint8)
     prediction = world.decoder(torch.zeros(S, 2, world.feature_dim))
     assert prediction.shape == obs.shape
@@ -192,10 +196,107 @@ def test_stacked_transposed_convolutions_equal_single_ones() -> None:
         torch.testing.assert_close(out[seed], single)
 
 
-def test_sizes_grow_with_their_names() -> None:
-    counts = [
-        sum(p.numel() for p in WorldModel((3, 64, 64), 3, SIZES[name]).parameters())
-        for name in ("tiny", "small", "medium")
+def published_weights(deter: int, classes: int) -> int:
+    """Weights of the authors' networks for 64 x 64 x 3 images and 6 actions, layer by layer.
+
+    Written down from the list of layers in the authors' `rssm.py` and `configs.yaml`, with the
+    size's rule `hidden = units = 16 classes`, `depth = classes`, 32 groups, 8 blocks.
+    """
+    width, depth, latent, blocks = 16 * classes, classes, 32 * classes, 8
+
+    def linear(inputs: int, outputs: int, norm: bool = False) -> int:
+        return inputs * outputs + outputs + (outputs if norm else 0)
+
+    def in_blocks(inputs: int, outputs: int) -> int:
+        return blocks * (inputs // blocks) * (outputs // blocks) + outputs
+
+    def head(layers: int, outputs: int) -> int:
+        widths = [deter + latent] + [width] * layers
+        hidden = sum(linear(i, width, norm=True) for i in widths[:-1])
+        return hidden + linear(width, outputs)
+
+    channels = [2 * depth, 3 * depth, 4 * depth, 4 * depth]
+    pixels = 4 * 4 * channels[-1]
+    encoder = sum(linear(25 * i, o, norm=True) for i, o in pairwise([3, *channels]))
+    core = linear(deter, width, norm=True) + linear(latent, width, norm=True)
+    core += linear(6, width, norm=True)
+    core += in_blocks(deter + blocks * 3 * width, deter) + deter + in_blocks(deter, 3 * deter)
+    beliefs = linear(deter + pixels, width, norm=True) + linear(width, latent)
+    beliefs += linear(deter, width, norm=True) + linear(width, width, norm=True)
+    beliefs += linear(width, latent)
+    decoder = in_blocks(deter, pixels) + linear(latent, 2 * width, norm=True)
+    decoder += linear(2 * width, pixels) + channels[-1]
+    back = [*channels[::-1], 3]
+    decoder += sum(linear(25 * i, o, norm=o != 3) for i, o in pairwise(back))
+    heads = head(1, 255) + head(1, 1) + head(3, 6) + head(3, 255)
+    return encoder + core + beliefs + decoder + heads
+
+
+@pytest.mark.parametrize(
+    ("name", "deter", "classes"), [("1m", 512, 4), ("12m", 2048, 16), ("25m", 3072, 24)]
+)
+def test_sizes_have_the_weights_of_the_authors_networks(
+    name: SizeName, deter: int, classes: int
+) -> None:
+    size = SIZES[name]
+    world = WorldModel((3, 64, 64), 6, size)
+    networks: list[torch.nn.Module] = [
+        world,
+        DreamerActor(world.feature_dim, 6, size, discrete=True),
+        DreamerCritic(world.feature_dim, size),
     ]
-    assert counts == sorted(counts)
-    assert counts[0] < 1_000_000 < counts[1] < 10_000_000 < counts[2]
+    count = sum(p.numel() for network in networks for p in network.parameters())
+    assert count == published_weights(deter, classes)
+
+
+def test_sizes_grow_with_their_names() -> None:
+    sizes = list(SIZES.values())
+    for before, after in pairwise(sizes):
+        assert before.deter < after.deter
+        assert before.units <= after.units
+
+
+def as_double(module: torch.nn.Module) -> torch.nn.Module:
+    for parameter in module.parameters():
+        parameter.data = parameter.data.double()
+    return module
+
+
+@every_kind
+def test_gradients_of_a_sequence_are_those_of_a_loop_in_double_precision(kind: LatentKind) -> None:
+    size = replace(SIZES["tiny"], deter=16, hidden=6, groups=3, gaussians=4, blocks=4)
+    rssm = WorldModel((I,), A, size, latents=kind, rng=Rng(range(S), "model")).rssm
+    as_double(rssm)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(S, B, T, *shape, generator=generator, dtype=torch.float64)
+
+    embedding = draw(size.units).requires_grad_()
+    action = draw(A).requires_grad_()
+    noise = rssm.latent.draw_noise(Rng(range(S), "noise"), B, T).double()
+    first = torch.zeros(S, B, T, dtype=torch.bool)
+    first[:, 1, 3] = True
+    start = RSSMState(draw(16)[:, :, 0], draw(rssm.latent.size)[:, :, 0])
+    found = rssm.observe(embedding, action, first, noise, start)
+    states, state = [], start
+    for step in range(T):
+        keep = 1 - first[:, :, step, None].double()
+        before = RSSMState(state.deter * keep, state.latent * keep)
+        state = rssm.observe_step(
+            before, action[:, :, step] * keep, embedding[:, :, step], noise[:, :, step]
+        )
+        states.append(state)
+    deter = torch.stack([each.deter for each in states], 2)
+    latent = torch.stack([each.latent for each in states], 2)
+    torch.testing.assert_close(found.state.deter, deter, atol=1e-12, rtol=0.0)
+    torch.testing.assert_close(found.state.latent, latent, atol=1e-12, rtol=0.0)
+    weights = draw(16), draw(rssm.latent.size)
+    leaves = [embedding, action, *rssm.parameters()]
+    gradients = [
+        torch.autograd.grad(
+            (weights[0] * h).sum() + (weights[1] * z).sum(), leaves, allow_unused=True
+        )
+        for h, z in ((found.state.deter, found.state.latent), (deter, latent))
+    ]
+    torch.testing.assert_close(*gradients, atol=1e-10, rtol=1e-10)

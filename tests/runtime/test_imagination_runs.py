@@ -73,6 +73,7 @@ def test_the_log_says_how_far_the_model_can_be_trusted(tmp_path: Path) -> None:
     result = train(small_config("mbpo", tmp_path, total_timesteps=60))
     fits, rollouts = (read_metrics(result.run_dir, kind) for kind in ("model", "imagined"))
     wanted = {"holdout_error_2", "epochs", "calibration_error", "penalty_correlation"}
+    wanted |= {"r2_obs_2", "r2_reward", "within_1_sigma_obs_0", "within_1_sigma_reward"}
     assert wanted | {"mbpo_model_loss", "open_loop_error_5"} <= fits[0].keys()
     wanted = {"imagined_terminals", "exploitation", "exploitation_alarm", "rollout_length"}
     assert wanted <= rollouts[0].keys()
@@ -90,8 +91,8 @@ def test_a_run_cut_inside_a_fit_ends_in_the_same_bits(
     fit = 1 if algo == "mbpo" else 0
     note = DynamicsTrainer._note
 
-    def note_and_signal(trainer: DynamicsTrainer, error: Tensor) -> None:
-        note(trainer, error)
+    def note_and_signal(trainer: DynamicsTrainer, error: Tensor, steps: int) -> None:
+        note(trainer, error, steps)
         if (trainer.num_fits.value, trainer.epoch.value) == (fit, 2):
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -207,6 +208,11 @@ def of_the_wrong_shape(obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
             {"algo_kwargs": {"termination_function": f"{__name__}:of_the_wrong_shape"}},
             EnvError,
             r"must give \[B\] bool for a batch of B rows, got \[5, 3\] bool",
+        ),
+        (
+            {"algo_kwargs": {"model_learn_reward": False}},
+            ConfigError,
+            "model_learn_reward is false, so the reward must be known",
         ),
         (
             {"algo_kwargs": {"termination_function": "somewhere"}},

@@ -26,7 +26,7 @@ from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.own_encoders import OwnEncoder, own_encoder
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
-from rl_training.models.layers import ActivationName
+from rl_training.models.layers import ActivationName, WeightsName
 from rl_training.rng import Rng
 from rl_training.state import Stateful
 from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Sizes
@@ -60,6 +60,9 @@ class ActorCriticConfig(AlgoConfig):
     """Members of the critic ensemble; targets use their minimum."""
     use_layer_norm: bool = False
     """Normalise the critics' hidden layers."""
+    weight_init: WeightsName = "uniform"
+    """How initial weights are drawn: `uniform` is PyTorch's own, `orthogonal` that of many JAX
+    codes, `glorot` that of SAC's authors; the last two begin with zero biases."""
     max_grad_norm: PositiveFloat | None = None
     """Clip each network's gradient to this norm, per seed; null does not."""
 
@@ -209,6 +212,7 @@ def networks_of(model_class: type[nn.Module]) -> Callable[..., dict[str, nn.Modu
             activation=config.activation,
             num_critics=config.num_critics,
             use_layer_norm=config.use_layer_norm,
+            weight_init=config.weight_init,
             encoder=None if name is None else partial(own_encoder, env, name),
             rng=rng,
         )

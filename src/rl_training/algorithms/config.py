@@ -48,7 +48,7 @@ class LRSchedule(StrictModel):
         return self
 
 
-OptimizerName: TypeAlias = Literal["adam", "adamw", "sgd", "rmsprop"]
+OptimizerName: TypeAlias = Literal["adam", "adamw", "sgd", "rmsprop", "laprop"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """Share of a moment that one step leaves of it."""
 _DEFAULTS: dict[OptimizerName, dict[str, Any]] = {
@@ -56,6 +56,7 @@ _DEFAULTS: dict[OptimizerName, dict[str, Any]] = {
     "adamw": {"betas": (0.9, 0.999), "weight_decay": 0.01},
     "sgd": {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0},
     "rmsprop": {"alpha": 0.99, "momentum": 0.0, "centered": False, "weight_decay": 0.0},
+    "laprop": {"betas": (0.9, 0.999), "weight_decay": 0.0},
 }
 """The numbers of each optimizer; beside them all but `sgd` have `eps`, the method's own."""
 
@@ -64,7 +65,7 @@ class OptimizerSettings(StrictModel):
     """Which optimizer moves the networks, with PyTorch's names and defaults for its numbers."""
 
     type: OptimizerName = "adam"
-    """Adam, AdamW, gradient descent, or RMSprop."""
+    """Adam, AdamW, gradient descent, RMSprop, or LaProp."""
     betas: (
         Annotated[
             tuple[Decay, Decay],
@@ -72,11 +73,12 @@ class OptimizerSettings(StrictModel):
         ]
         | None
     ) = None
-    """Decay of the two moments (`adam`, `adamw`); null is [0.9, 0.999]."""
+    """Decay of the two moments (`adam`, `adamw`, `laprop`); null is [0.9, 0.999]."""
     eps: PositiveFloat | None = None
     """Added to the divisor (all but `sgd`); null is the method's `adam_epsilon`."""
     weight_decay: NonNegativeFloat | None = None
-    """L2 penalty, which `adamw` takes off parameters and not by gradients; null is 0, or 0.01."""
+    """L2 penalty, which `adamw` and `laprop` take off parameters and not by gradients; null is 0,
+    or 0.01 for `adamw`."""
     momentum: Decay | None = None
     """Share of the last step in the next (`sgd`, `rmsprop`); null is 0."""
     nesterov: bool | None = None

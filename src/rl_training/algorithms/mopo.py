@@ -6,17 +6,24 @@ the model, whose reward is lowered by how little the model knows there (Eq. 7, A
     r~(s, a) = r^(s, a) - lambda u(s, a),    u(s, a) = max_i ||Sigma_i(s, a)||_F,
 
 the largest norm of a member's predicted deviations; 5% of each batch are real transitions, whose
-reward is not lowered.  The disagreement of the members' means is the paper's ablation.
+reward is not lowered.  The paper's ablation has u(s, a) = max_i ||mu_i(s, a) - mean_j mu_j(s, a)||
+of the observation (Sec. 5.3): `penalty_kind: mean_deviation`.
 
-Deviations: at most 5,000 rows are held out by default (theirs 1,000); rows after an imagined end
-    are replaced by rows that count, so that refreshes have one size; batches are 5% real to the
-    row.  The learning-rate schedule moves the policy's rates alone; a mix of datasets weighs the
-    starts of roll-outs and the real rows of batches, not the fit of the model.
+Deviations: those of the ensemble and its fit (`models.mlp_mopo`, `dynamics.loss`, `dynamics.fit`:
+    standardised targets, another weight of errors, bounds of the log-variance per member, patience
+    in gradient steps); at most 5,000 rows are held out by default (theirs 1,000); 5 refreshes are
+    kept (theirs 5 epochs of 1,000 updates at one refresh each, up to a fixed capacity); the target
+    entropy is -A where a preset names none (theirs -3 for HalfCheetah and Walker2d, -1 for Hopper,
+    as in our presets); rows after an imagined end are replaced by rows that count, so that
+    refreshes have one size; batches are 5% real to the row.  The learning-rate schedule moves the
+    policy's rates alone; a mix of datasets weighs the starts of roll-outs and the real rows of
+    batches, not the fit of the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -45,10 +52,14 @@ __all__ = ["MOPO", "SPEC", "MOPOConfig", "mopo_model_loss"]
 class MOPOConfig(ImaginationConfig):
     """Settings of MOPO."""
 
+    varying: ClassVar[frozenset[str]] = frozenset({"policy_learning_rate", "penalty_coef"})
+
     penalty_coef: NonNegativeFloat = 1.0
     """Weight lambda of the penalty; 0 trusts the model everywhere."""
-    penalty_kind: Literal["aleatoric", "disagreement"] = "aleatoric"
-    """Largest norm of a member's predicted deviations, or deviation of the members' means."""
+    penalty_kind: Literal["aleatoric", "mean_deviation", "disagreement"] = "aleatoric"
+    """`aleatoric` is the paper's; `mean_deviation`, the largest distance of a member's mean of the
+    observation from that of all, is its ablation; `disagreement` is the standard deviation of the
+    members' means, averaged over observation and reward."""
     rollout_refresh_interval: PositiveInt = 1_000
     """Updates between two refreshes of the imagined transitions."""
 
@@ -67,6 +78,8 @@ class PenalisedImagination(Imagination):
     """Roll-outs whose reward is lowered by how little the model knows."""
 
     config: MOPOConfig
+    coefficient: Callable[[], float | Tensor]
+    """Returns lambda, a number or `[S, 1]` where it differs between members of a group."""
 
     @property
     def penalty_kind(self) -> Penalty:
@@ -75,7 +88,7 @@ class PenalisedImagination(Imagination):
 
     def worth(self, made: Imagined) -> Tensor:
         """Return r - lambda u, `[S, K]` (Eq. 7)."""
-        return made.reward - self.config.penalty_coef * made.penalty
+        return made.reward - self.coefficient() * made.penalty
 
 
 class MOPO(SAC):
@@ -104,6 +117,7 @@ class MOPO(SAC):
             adam_epsilon=self.config.adam_epsilon,
             optimizer=self.config.optimizer,
         )
+        self.imagination.coefficient = partial(self.setting, "penalty_coef", 2)
 
     def step(self, batch: TransitionBatch) -> StepOutput:
         """Do SAC's update; the model stays as it is."""

@@ -1,4 +1,4 @@
-"""Optimizers over stacked parameters: Adam (Kingma & Ba, 2015, Algorithm 1), AdamW, SGD, RMSprop.
+"""Optimizers over stacked parameters: Adam (Kingma & Ba, 2015), AdamW, SGD, RMSprop, LaProp.
 
 One fused call of Adam updates all tensors of a network, without the per-parameter bookkeeping and
 host reads of `torch.optim`.  Because all are element-wise, one optimizer over `[S, ...]` tensors
@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.config import LRSchedule, OptimizerSettings
-from rl_training.state import PerSeed, Scalar, Stateful, copy_tensor, require_same_keys
+from rl_training.state import (
+    PerSeed,
+    Scalar,
+    Stateful,
+    copy_tensor,
+    require_same_keys,
+    transient,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -105,6 +112,15 @@ class Optimizer(Stateful):
     def _held(self) -> list[Tensor]:
         """Return what a step changes, `[S, ...]` each."""
         raise NotImplementedError
+
+    def reset(self) -> None:
+        """Forget all steps, as if the optimizer had just been made; parameters stay."""
+        with torch.no_grad():
+            for tensor in self._held()[len(self.parameters) :]:
+                tensor.zero_()
+            count: Tensor | None = getattr(self, "step_count", None)
+            if count is not None:
+                count.zero_()
 
     def _masked_step(
         self, gradients: list[Tensor], active: Tensor, divisor: Tensor | None = None
@@ -346,6 +362,122 @@ class Adam(Optimizer):
         return held if self.num_seeds is None else [*held, self.step_count]
 
 
+class LaProp(Optimizer):
+    """LaProp (Ziyin et al., 2020, arXiv:2002.04839, Algorithm 1): momentum of normalised gradients.
+
+        v <- b2 v + (1 - b2) g^2
+        m <- b1 m + (1 - b1) g / (sqrt(v / (1 - b2^t)) + eps)
+        p <- p - rate (m / (1 - b1^t) + d p)
+
+    Adam divides the momentum, LaProp what enters it, so that a gradient is measured by the spread
+    of its own time.  Moments of all parameters lie side by side, `[S, P]`: one operation for
+    all.  It is element-wise, and adaptive clipping goes tensor by tensor: several of them with the
+    same step size are one.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        learning_rate: float | PerSeed,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-20,
+        **options: Unpack[Limits],
+    ) -> None:
+        """Create the state.
+
+        Args:
+            parameters: Tensors `[S, ...]`.
+            learning_rate: Step size, of all seeds or of each.
+            betas: Decay of the momentum and of the mean square.
+            eps: Added to the root of the mean square.
+            **options: What every `Optimizer` takes.
+        """
+        super().__init__(parameters, learning_rate, **options)
+        self.betas, self.eps = betas, eps
+        seeds, device = self.parameters[0].shape[0], self.parameters[0].device
+        self.sizes = [parameter.numel() // seeds for parameter in self.parameters]
+        self.first = self.parameters[0].new_zeros(seeds, sum(self.sizes))
+        self.second = torch.zeros_like(self.first)
+        self.step_count = torch.zeros((), device=device)
+        numbers = torch.arange(len(self.sizes), dtype=torch.int16)
+        owners = numbers.repeat_interleave(torch.tensor(self.sizes)).to(device)
+        self._owners = transient(owners)
+        """Which parameter each entry belongs to, `[P]`."""
+
+    def apply(self, gradients: list[Tensor], active: Tensor | None = None) -> None:
+        """Step down given gradients, which may be overwritten."""
+        if self.max_grad_norm is not None:
+            clip_per_seed(gradients, self.max_grad_norm)
+        with torch.no_grad():
+            if active is None:
+                self._step(gradients, None)
+            else:
+                self._masked_step(gradients, active)
+
+    def _step(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
+        assert divisor is None
+        self.step_count += 1
+        rate = self._warmed(self.rate.tensor, self.step_count)
+        gradient: Tensor = torch.ops.rl_training.packed(gradients)  # [S, P]
+        if self.adaptive_clip is not None:
+            scales = adaptive_scales(gradients, self.parameters, self.adaptive_clip)
+            gradient = gradient * scales.mT.index_select(1, self._owners.value.int())
+        decay, decay_of_square = self.betas
+        self.second.mul_(decay_of_square)
+        self.second.addcmul_(gradient, gradient, value=1 - decay_of_square)
+        root = (self.second / _seen_share(decay_of_square, self.step_count)).sqrt()
+        self.first.lerp_(gradient / (root + self.eps), 1 - decay)
+        step = self.first * (rate / _seen_share(decay, self.step_count))
+        shrink = rate
+        if self.rates is not None:
+            step = step * seed_view(self.rates.tensor, 2)
+            shrink = rate * self.rates.tensor
+        parts = [
+            part.view(parameter.shape)
+            for part, parameter in zip(
+                torch.split(step, self.sizes, 1), self.parameters, strict=True
+            )
+        ]
+        for index, (parameter, own) in enumerate(zip(self.parameters, self.decays, strict=True)):
+            if own:
+                share = own * (shrink if shrink.ndim == 0 else seed_view(shrink, parameter.ndim))
+                parts[index] = torch.addcmul(parts[index], parameter, share)
+        torch._foreach_sub_(self.parameters, parts)
+
+    def _held(self) -> list[Tensor]:
+        return [*self.parameters, self.first, self.second]
+
+
+def _seen_share(decay: float, steps: Tensor) -> Tensor:
+    """Return `1 - decay^t`, without the rounding of a number near 1."""
+    return -torch.expm1(steps * math.log(decay))
+
+
+@torch.library.custom_op("rl_training::packed", mutates_args=())
+def _packed(tensors: Sequence[Tensor]) -> Tensor:
+    """Put tensors `[S, ...]` side by side, `[S, P]`: one launch, where a compiler makes many."""
+    return torch.cat([tensor.flatten(1) for tensor in tensors], 1)
+
+
+@_packed.register_fake
+def _packed_shape(tensors: Sequence[Tensor]) -> Tensor:
+    seeds = tensors[0].shape[0]
+    return tensors[0].new_empty(seeds, sum(tensor.numel() // seeds for tensor in tensors))
+
+
+@torch.library.custom_op("rl_training::norms", mutates_args=())
+def _norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Norms of tensors `[S, ...]` for each seed, `[tensors, S]`, in a few launches."""
+    parts = [part for tensor in tensors for part in tensor.unbind(0)]
+    return torch.stack(torch._foreach_norm(parts)).view(len(tensors), -1)
+
+
+@_norms.register_fake
+def _norms_shape(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0].new_empty(len(tensors), tensors[0].shape[0])
+
+
 def make_optimizer(
     settings: OptimizerSettings,
     parameters: Iterable[Tensor],
@@ -374,6 +506,8 @@ def make_optimizer(
     numbers.setdefault("eps", eps)
     if settings.type == "rmsprop":
         return RMSprop(held, learning_rate, **numbers, **options)
+    if settings.type == "laprop":
+        return LaProp(held, learning_rate, **numbers, **options)
     numbers |= {"decoupled": settings.type == "adamw", "count_per_seed": count_per_seed}
     return Adam(held, learning_rate, **numbers, **options)
 
@@ -412,13 +546,21 @@ def clip_adaptively(gradients: list[Tensor], parameters: Sequence[Tensor], clip:
     units); parameters near 0 count as 1e-3.
     """
     with torch.no_grad():
-        sizes, most = (
-            torch.stack([torch.linalg.vector_norm(t.flatten(1), dim=1) for t in tensors])
-            for tensors in (gradients, parameters)
-        )  # [tensors, S]
-        scales = (clip * most.clamp(min=1e-3) / sizes.clamp(min=1e-12)).clamp(max=1.0)
+        scales = adaptive_scales(gradients, parameters, clip)
         for gradient, scale in zip(gradients, scales.unbind(0), strict=True):
             gradient.mul_(seed_view(scale, gradient.ndim))
+
+
+def adaptive_scales(
+    gradients: Sequence[Tensor], parameters: Sequence[Tensor], clip: float
+) -> Tensor:
+    """Return the factors of `clip_adaptively`, `[tensors, S]`."""
+    sizes, most = (
+        torch.ops.rl_training.norms([tensor.detach() for tensor in tensors])
+        for tensors in (gradients, parameters)
+    )
+    scales: Tensor = (clip * most.clamp(min=1e-3) / sizes.clamp(min=1e-12)).clamp(max=1.0)
+    return scales
 
 
 def minimize_together(loss: Tensor, optimizers: Sequence[Optimizer]) -> None:

@@ -1,10 +1,10 @@
 """Atari games as agents see them (Mnih et al., 2015; Machado et al., 2018, arXiv:1709.06009).
 
-`AtariFrames` gives one grey frame per agent step: it holds an action for some frames, takes the
-larger of the last two screens at each pixel (sprites flicker), shrinks them, and begins a game with
-a random number of idle steps.  `AtariLives` is for training only: a lost life ends an episode and
-rewards are clipped to their sign.  Both keep their state in plain attributes, so that a snapshot
-with the emulator's own state is exact.
+`AtariFrames` gives one frame per agent step, grey or in colour: it holds an action for some frames,
+takes the larger of the last two screens at each pixel (sprites flicker), shrinks them, and begins a
+game with a random number of idle steps.  `AtariLives` is for training only: a lost life ends an
+episode and rewards are clipped to their sign.  Both keep their state in plain attributes, so that a
+snapshot with the emulator's own state is exact.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class AtariOptions(BaseModel):
     """Height and width of the frames in pixels."""
     frame_stack: int = Field(default=4, ge=1)
     """Frames that an observation shows."""
+    grayscale: bool = True
+    """Grey frames; otherwise red, green and blue."""
     sticky_actions: bool = False
     """Let the emulator repeat the last action with probability 0.25 (Machado et al., 2018)."""
     fire_reset: bool = False
@@ -56,7 +58,7 @@ def emulator_kwargs(options: AtariOptions) -> dict[str, Any]:
 
 
 class _Shrink:
-    """Resizes grey screens by area; an object, so that its tables stay out of snapshots.
+    """Resizes screens by area; an object, so that its tables stay out of snapshots.
 
     A pixel covers few of the screen's, so adding these up takes less time than a matrix product,
     and none of the threads that one may start.
@@ -67,7 +69,10 @@ class _Shrink:
         self._columns = _taps(width, size)
 
     def __call__(self, screen: Array) -> Array:
-        """Return the frame `[size, size, 1]`."""
+        """Return the frame `[size, size, C]` of a screen `[H, W]` or, in colour, `[H, W, 3]`."""
+        if screen.ndim == 3:
+            colours = [self(screen[..., colour]) for colour in range(screen.shape[-1])]
+            return np.concatenate(colours, -1)
         rows = [screen.take(place, 0) * share for place, share in self._rows]
         tall = np.add.reduce(rows)
         small: Array = np.add.reduce(
@@ -90,7 +95,7 @@ def _taps(size_in: int, size_out: int) -> list[tuple[Array, Array]]:
 
 
 class AtariFrames(gym.Wrapper[Array, Any, Any, Any]):
-    """One grey frame `[size, size, 1]` per agent step."""
+    """One frame `[size, size, C]` per agent step."""
 
     def __init__(self, env: AnyEnv, options: AtariOptions) -> None:
         super().__init__(env)
@@ -98,11 +103,12 @@ class AtariFrames(gym.Wrapper[Array, Any, Any, Any]):
         self._skip, self._noop_max = options.frame_skip, options.noop_max
         self._fires = options.fire_reset and base.get_action_meanings()[FIRE] == "FIRE"
         height, width = base.ale.getScreenDims()
-        self._screen_shape = (height, width)
+        self._screen_shape = (height, width) if options.grayscale else (height, width, 3)
         self._shrink = _Shrink(height, width, options.screen_size)
         self._lives = 0
         size = options.screen_size
-        self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
+        channels = 1 if options.grayscale else 3
+        self.observation_space = spaces.Box(0, 255, (size, size, channels), np.uint8)
 
     @property
     def lives(self) -> int:
@@ -113,7 +119,8 @@ class AtariFrames(gym.Wrapper[Array, Any, Any, Any]):
     def _screen(self) -> Array:
         base: Any = self.env.unwrapped
         screen = np.empty(self._screen_shape, np.uint8)
-        base.ale.getScreenGrayscale(screen)
+        read = base.ale.getScreenRGB if screen.ndim == 3 else base.ale.getScreenGrayscale
+        read(screen)
         return screen
 
     def reset(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rl_training.models.heads import LOG_2, LOG_SQRT_2PI, gaussian_log_prob
-from rl_training.models.layers import ActivationName, StackedMLP
+from rl_training.models.layers import ActivationName, StackedMLP, WeightsName
 from rl_training.models.own_encoder import EncodedMLP, StackedEncoder
 from rl_training.rng import Rng
 
@@ -39,6 +39,7 @@ class ActorWithCritics(nn.Module):
         activation: ActivationName = "relu",
         num_critics: int = 2,
         use_layer_norm: bool = False,
+        weight_init: WeightsName = "uniform",
         encoder: Callable[[Rng], StackedEncoder] | None = None,
         rng: Rng | None = None,
     ) -> None:
@@ -53,6 +54,7 @@ class ActorWithCritics(nn.Module):
             activation: What follows each hidden layer.
             num_critics: Members of the critic ensemble, N.
             use_layer_norm: Normalise the critics' hidden layers (no other network's).
+            weight_init: How the weights of every network are drawn.
             encoder: Makes what turns observations into features, one for every network.
             rng: Source of the initial weights; its number of seeds is S.
         """
@@ -61,6 +63,7 @@ class ActorWithCritics(nn.Module):
         self.obs_dim, self.action_dim, self.num_critics = obs_dim, action_dim, num_critics
         self._make_encoder = encoder
         self.activation: ActivationName = activation
+        self._weights: WeightsName = weight_init
         actor_sizes = hidden_sizes if actor_hidden_sizes is None else actor_hidden_sizes
         critic_sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         self.actor = self.network((*actor_sizes, self.outputs_per_action * action_dim), rng)
@@ -99,6 +102,7 @@ class ActorWithCritics(nn.Module):
             members=members,
             activation=self.activation,
             layer_norm=layer_norm,
+            weights=self._weights,
         )
         return layers if encoder is None else EncodedMLP(encoder, layers)
 

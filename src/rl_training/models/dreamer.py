@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Literal, TypeAlias
 
 import torch
@@ -35,21 +35,32 @@ from rl_training.models.layers import (
     StackedLinear,
     StackedRMSNorm,
     in_blocks,
+    max_pool,
     scaled_init,
 )
 from rl_training.models.rssm import (
     RSSM,
+    ActionWeights,
     CategoricalLatent,
     GaussianLatent,
     Latent,
+    RecurrentWeights,
     RSSMSequence,
+    RSSMState,
+    action_share,
+    joined,
     mixed_log_probs,
+    normed_mlp,
     one_hot_argmax,
+    product_in_blocks,
+    recur,
 )
+from rl_training.models.scan import Scanned, Tensors, scan
 from rl_training.rng import Rng
 
 LatentKind: TypeAlias = Literal["categorical", "gaussian"]
-SizeName: TypeAlias = Literal["tiny", "small", "medium"]
+SizeName: TypeAlias = Literal["tiny", "1m", "12m", "25m", "50m", "100m", "200m", "400m"]
+ConvKind: TypeAlias = Literal["pooled", "strided"]
 UNIFORM_MIX = 0.01
 """Share of the uniform distribution in every categorical one."""
 LEAST_STD, LARGEST_STD = 0.1, 1.0
@@ -58,6 +69,8 @@ OUTPUT_SCALE = 0.01
 """Scale of the initial weights of the last layer of images."""
 BLOCK_IMAGES = 128
 """Images that go through all convolutions at a time on a CPU."""
+MULTIPLES = (2, 3, 4, 4)
+"""Channels of pooled convolutions as multiples of the depth; further ones are like the last."""
 SMALLEST = 4
 """Height and width below which an image is not halved again: 64 becomes 4 in four steps."""
 
@@ -72,28 +85,55 @@ class DreamerSize:
     """Layers inside the recurrent model."""
     units: int
     """Layers of the heads, of actor and critic, and of the encoder of vectors."""
-    layers: int
-    """How many of them."""
     depth: int
-    """Channels of the first convolution."""
-    groups: int
-    """Categorical variables of the stochastic state."""
+    """Channels of convolutions, of which each has a multiple."""
     classes: int
-    """Classes of each."""
+    """Classes of each categorical variable of the stochastic state."""
+    groups: int = 32
+    """How many of them."""
     gaussians: int = 30
     """Normal variables in their place, where they are asked for."""
+    blocks: int = 8
+    """Parts into which the large products of the recurrent model are cut."""
+    layers: int = 3
+    """Hidden layers of actor and critic, and of encoder and decoder of vectors."""
+    head_layers: int = 1
+    """Hidden layers of the heads for reward and continuation."""
+    prior_layers: int = 2
+    """Hidden layers of the prior."""
+    convolutions: ConvKind = "pooled"
+    """`pooled`: kernel 5 and a maximum over 2 x 2; `strided`: kernel 4 and stride 2, a tenth of the
+    work."""
 
 
-SIZES: dict[str, DreamerSize] = {
+def _published(deter: int, classes: int) -> DreamerSize:
+    """Return one of the authors' sizes: all of them have the same proportions."""
+    width = 16 * classes
+    return DreamerSize(deter=deter, hidden=width, units=width, depth=classes, classes=classes)
+
+
+SIZES: dict[SizeName, DreamerSize] = {
     "tiny": DreamerSize(
-        deter=128, hidden=64, units=64, layers=2, depth=8, groups=16, classes=8, gaussians=16
+        deter=128,
+        hidden=64,
+        units=64,
+        depth=8,
+        classes=8,
+        groups=16,
+        gaussians=16,
+        blocks=1,
+        layers=2,
+        head_layers=2,
+        prior_layers=1,
+        convolutions="strided",
     ),
-    "small": DreamerSize(
-        deter=512, hidden=256, units=256, layers=2, depth=16, groups=32, classes=16
-    ),
-    "medium": DreamerSize(
-        deter=1024, hidden=512, units=512, layers=3, depth=32, groups=32, classes=32
-    ),
+    "1m": _published(512, 4),
+    "12m": _published(2048, 16),
+    "25m": _published(3072, 24),
+    "50m": _published(4096, 32),
+    "100m": _published(6144, 48),
+    "200m": _published(8192, 64),
+    "400m": _published(12288, 96),
 }
 
 
@@ -172,41 +212,67 @@ def halvings(height: int, width: int) -> list[tuple[int, int]]:
     return sizes
 
 
-class ImageEncoder(nn.Module):
-    """Convolutions of kernel 4 and stride 2 with twice as many channels each time."""
+def checked_halvings(obs_shape: Sequence[int]) -> list[tuple[int, int]]:
+    """Return `halvings` of images `[C, H, W]`.
 
-    def __init__(self, obs_shape: Sequence[int], depth: int, rng: Rng, scale: float) -> None:
+    Raises:
+        SpecMismatch: When channels come last, or the image is too small.
+    """
+    channels, height, width = obs_shape
+    if width < channels and width <= 16:
+        raise SpecMismatch(
+            f"images of shape {tuple(obs_shape)} look as if channels came last, but [channels, "
+            "height, width] is needed; set env_kwargs.wrappers.pixels.channel_first to true"
+        )
+    if min(height, width) < 2 * SMALLEST:
+        raise SpecMismatch(
+            f"images of shape {tuple(obs_shape)} are smaller than the {2 * SMALLEST} pixels in "
+            "height and width that a world model takes; set env_kwargs.wrappers.pixels."
+            "resize_shape to more"
+        )
+    return halvings(height, width)
+
+
+def channel_counts(kind: ConvKind, depth: int, stages: int) -> list[int]:
+    """Return the channels after each convolution of an encoder."""
+    if kind == "strided":
+        return [depth * 2**stage for stage in range(stages)]
+    return [depth * MULTIPLES[min(stage, len(MULTIPLES) - 1)] for stage in range(stages)]
+
+
+class ImageEncoder(nn.Module):
+    """Convolutions that halve an image each time, each with RMS normalisation and SiLU."""
+
+    def __init__(
+        self,
+        obs_shape: Sequence[int],
+        depth: int,
+        rng: Rng,
+        scale: float,
+        kind: ConvKind = "pooled",
+    ) -> None:
         """Build the layers.
 
         Args:
             obs_shape: `[C, H, W]`.
-            depth: Channels of the first convolution.
+            depth: Channels of convolutions, of which each has a multiple.
             rng: Source of the initial weights.
             scale: Factor on the pixels.
+            kind: How an image is halved.
 
         Raises:
             SpecMismatch: When channels come last, or the image is too small.
         """
         super().__init__()
-        channels, height, width = obs_shape
-        if width < channels and width <= 16:
-            raise SpecMismatch(
-                f"images of shape {tuple(obs_shape)} look as if channels came last, but [channels, "
-                "height, width] is needed; set env_kwargs.wrappers.pixels.channel_first to true"
-            )
-        if min(height, width) < 2 * SMALLEST:
-            raise SpecMismatch(
-                f"images of shape {tuple(obs_shape)} are smaller than the {2 * SMALLEST} pixels in "
-                "height and width that a world model takes; set env_kwargs.wrappers.pixels."
-                "resize_shape to more"
-            )
-        self.scale, self.sizes = scale, halvings(height, width)
-        widths = [channels, *(depth * 2**stage for stage in range(len(self.sizes) - 1))]
+        self.scale, self.kind, self.sizes = scale, kind, checked_halvings(obs_shape)
+        widths = [obs_shape[0], *channel_counts(kind, depth, len(self.sizes) - 1)]
+        kernel, stride, padding = (5, 1, 2) if kind == "pooled" else (4, 2, 1)
         self.layers = nn.ModuleList(
-            StackedConv2d(i, o, 4, rng, stride=2, padding=1, init=scaled_init(1.0))
+            StackedConv2d(i, o, kernel, rng, stride=stride, padding=padding, init=scaled_init(1.0))
             for i, o in pairwise(widths)
         )
         self.norms = nn.ModuleList(StackedRMSNorm(o, rng, channels=True) for o in widths[1:])
+        self.widths = widths
         self.last_shape = (widths[-1], *self.sizes[-1])
         self.embedding_dim = math.prod(self.last_shape)
 
@@ -216,47 +282,27 @@ class ImageEncoder(nn.Module):
 
     def _whole(self, obs: Tensor) -> Tensor:
         x = obs.to(torch.float32) * self.scale
+        if self.kind == "pooled":
+            x = x - 0.5
         for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = functional.silu(norm(layer(x)))
+            x = layer(x)
+            if self.kind == "pooled":
+                x = max_pool(x, 2, 2, 0)
+            x = functional.silu(norm(x))
         return x.flatten(2)
 
 
 class ImageDecoder(nn.Module):
-    """The encoder's mirror image: transposed convolutions up to the size of the observation."""
+    """What image decoders have in common: the units that images are compared in."""
 
-    def __init__(self, encoder: ImageEncoder, channels: int, features: int, rng: Rng) -> None:
-        super().__init__()
-        self.scale, self.sizes, self.first_shape = (
-            encoder.scale,
-            encoder.sizes,
-            encoder.last_shape,
-        )
-        stages = len(self.sizes) - 1
-        last = encoder.last_shape[0]
-        widths = [last // 2**stage for stage in range(stages)] + [channels]
-        self.first = StackedLinear(features, math.prod(self.first_shape), rng, (), scaled_init(1.0))
-        self.first_norm = StackedRMSNorm(last, rng, channels=True)
-        # A last layer near 0 begins with a black image: noise of unit size would have to be
-        # unlearned first, and what the encoder can tell of small things with it.
-        scales = [1.0] * (stages - 1) + [OUTPUT_SCALE]
-        self.layers = nn.ModuleList(
-            StackedConvTranspose2d(i, o, 4, rng, stride=2, padding=1, init=scaled_init(scale))
-            for (i, o), scale in zip(pairwise(widths), scales, strict=True)
-        )
-        self.norms = nn.ModuleList(StackedRMSNorm(o, rng, channels=True) for o in widths[1:-1])
+    scale: float
 
     def forward(self, features: Tensor) -> Tensor:
-        """Predict images `[S, B, C, H, W]`, in the units of `target`."""
+        """Predict images `[S, B, C, H, W]` from `[S, B, F]`, in the units of `target`."""
         return in_blocks(self._whole, features, BLOCK_IMAGES, axis=1)
 
     def _whole(self, features: Tensor) -> Tensor:
-        x: Tensor = self.first(features).view(*features.shape[:2], *self.first_shape)
-        x = functional.silu(self.first_norm(x))
-        for index, (layer, size) in enumerate(zip(self.layers, self.sizes[-2::-1], strict=True)):
-            x = layer(x, *size)
-            if index < len(self.norms):
-                x = functional.silu(self.norms[index](x))
-        return x.float()
+        raise NotImplementedError
 
     def target(self, obs: Tensor) -> Tensor:
         """Return what a prediction is compared with."""
@@ -269,6 +315,81 @@ class ImageDecoder(nn.Module):
     def loss(self, prediction: Tensor, obs: Tensor) -> Tensor:
         """Squared distance, summed over an image, `[S, B]`."""
         return (prediction - self.target(obs)).square().flatten(2).sum(-1)
+
+
+class PooledDecoder(ImageDecoder):
+    """The mirror image of pooled convolutions: pixels doubled, then convolved.
+
+    The first image is the sum of a map of h, in blocks that each fill some channels, and of a
+    network on z.  The last goes through a sigmoid.
+    """
+
+    def __init__(self, encoder: ImageEncoder, size: DreamerSize, latent: int, rng: Rng) -> None:
+        super().__init__()
+        self.scale, self.sizes, self.first_shape = encoder.scale, encoder.sizes, encoder.last_shape
+        self.deter = size.deter
+        pixels, init = math.prod(self.first_shape), scaled_init(1.0)
+        channels = self.first_shape[0]
+        blocks = math.gcd(size.blocks, channels)
+        self.from_deter = StackedLinear(
+            size.deter // blocks, pixels // blocks, rng, (blocks,), init
+        )
+        self.from_latent = StackedLinear(latent, 2 * size.units, rng, (), init)
+        self.latent_norm = StackedRMSNorm(2 * size.units, rng)
+        self.first = StackedLinear(2 * size.units, pixels, rng, (), init)
+        self.first_norm = StackedRMSNorm(channels, rng, channels=True)
+        widths = encoder.widths[::-1]
+        self.layers = nn.ModuleList(
+            StackedConv2d(i, o, 5, rng, padding=2, init=init) for i, o in pairwise(widths)
+        )
+        self.norms = nn.ModuleList(StackedRMSNorm(o, rng, channels=True) for o in widths[1:-1])
+
+    def _whole(self, features: Tensor) -> Tensor:
+        deter, latent = features[..., : self.deter], features[..., self.deter :]
+        weight, bias = self.from_deter.operands()
+        own = joined(product_in_blocks(deter, weight) + bias)  # [S, B, pixels], block by block
+        x = functional.silu(self.latent_norm(self.from_latent(latent)))
+        shape = (*features.shape[:2], *self.first_shape)
+        x = functional.silu(self.first_norm((own + self.first(x)).view(shape)))
+        for index, (layer, size) in enumerate(zip(self.layers, self.sizes[-2::-1], strict=True)):
+            x = layer(enlarged(x, *size))
+            if index < len(self.norms):
+                x = functional.silu(self.norms[index](x))
+        return torch.sigmoid(x.float())
+
+
+def enlarged(x: Tensor, height: int, width: int) -> Tensor:
+    """Repeat pixels of `[S, B, C, H, W]` up to twice the size, or one more."""
+    flat = functional.interpolate(x.flatten(0, 1), size=(height, width), mode="nearest")
+    return flat.view(*x.shape[:2], *flat.shape[1:])
+
+
+class StridedDecoder(ImageDecoder):
+    """The mirror image of strided convolutions: transposed ones."""
+
+    def __init__(self, encoder: ImageEncoder, features: int, rng: Rng) -> None:
+        super().__init__()
+        self.scale, self.sizes, self.first_shape = encoder.scale, encoder.sizes, encoder.last_shape
+        widths = encoder.widths[::-1]
+        self.first = StackedLinear(features, math.prod(self.first_shape), rng, (), scaled_init(1.0))
+        self.first_norm = StackedRMSNorm(widths[0], rng, channels=True)
+        # A last layer near 0 begins with a black image: noise of unit size would have to be
+        # unlearned first, and what the encoder can tell of small things with it.
+        scales = [1.0] * (len(widths) - 2) + [OUTPUT_SCALE]
+        self.layers = nn.ModuleList(
+            StackedConvTranspose2d(i, o, 4, rng, stride=2, padding=1, init=scaled_init(scale))
+            for (i, o), scale in zip(pairwise(widths), scales, strict=True)
+        )
+        self.norms = nn.ModuleList(StackedRMSNorm(o, rng, channels=True) for o in widths[1:-1])
+
+    def _whole(self, features: Tensor) -> Tensor:
+        x: Tensor = self.first(features).view(*features.shape[:2], *self.first_shape)
+        x = functional.silu(self.first_norm(x))
+        for index, (layer, size) in enumerate(zip(self.layers, self.sizes[-2::-1], strict=True)):
+            x = layer(x, *size)
+            if index < len(self.norms):
+                x = functional.silu(self.norms[index](x))
+        return x.float()
 
 
 class VectorEncoder(nn.Module):
@@ -354,13 +475,17 @@ class WorldModel(nn.Module):
         rng = rng or Rng((0,), "model")
         latent = make_latent(latents, size)
         self.feature_dim = size.deter + latent.size
-        hidden = [size.units] * size.layers
+        hidden = [size.units] * size.head_layers
         self.encoder: ImageEncoder | VectorEncoder
         self.decoder: ImageDecoder | VectorDecoder
         if len(obs_shape) == 3:
-            images = ImageEncoder(obs_shape, size.depth, rng, obs_scale)
+            images = ImageEncoder(obs_shape, size.depth, rng, obs_scale, size.convolutions)
             self.encoder = images
-            self.decoder = ImageDecoder(images, obs_shape[0], self.feature_dim, rng)
+            self.decoder = (
+                PooledDecoder(images, size, latent.size, rng)
+                if size.convolutions == "pooled"
+                else StridedDecoder(images, self.feature_dim, rng)
+            )
         else:
             self.encoder = VectorEncoder(obs_shape[0], size.units, size.layers, rng)
             self.decoder = VectorDecoder(
@@ -372,6 +497,8 @@ class WorldModel(nn.Module):
             hidden=size.hidden,
             embedding=self.encoder.embedding_dim,
             action=action_dim,
+            blocks=size.blocks,
+            prior_layers=size.prior_layers,
             rng=rng,
         )
         self.reward_bins = TwoHot(num_bins, device=rng.device)
@@ -392,6 +519,26 @@ class WorldModel(nn.Module):
     def continuation(self, features: Tensor) -> Tensor:
         """Return the probability `[S, B]` that states are not terminal."""
         return torch.sigmoid(self.continue_head(features).squeeze(-1))
+
+
+def normal_moments(raw: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean in [-1, 1] and deviation `[..., A]` of a continuous policy from outputs `[..., 2 A]`."""
+    mean, spread = raw.chunk(2, -1)
+    std = LEAST_STD + (LARGEST_STD - LEAST_STD) * torch.sigmoid(spread + 2)
+    return torch.tanh(mean), std
+
+
+def drawn_action(raw: Tensor, noise: Tensor, *, discrete: bool) -> Tensor:
+    """Draw actions as vectors `[..., A]` from the outputs of a policy."""
+    if discrete:
+        return one_hot_argmax(mixed_log_probs(raw, UNIFORM_MIX) - noise)
+    mean, std = normal_moments(raw)
+    return torch.addcmul(mean, std, noise)
+
+
+def executed_action(action: Tensor, *, discrete: bool) -> Tensor:
+    """Return what a task makes of an action: continuous ones end at their bounds."""
+    return action if discrete else action.clamp(-1, 1)
 
 
 class DreamerActor(nn.Module):
@@ -418,36 +565,26 @@ class DreamerActor(nn.Module):
         size = (*shape, self.action_dim)
         return rng.exponential(*size).log_() if self.discrete else rng.normal(*size)
 
-    def _normal(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean in [-1, 1] and deviation `[S, B, A]` of a continuous policy."""
-        mean, spread = self.layers(features).chunk(2, -1)
-        std = LEAST_STD + (LARGEST_STD - LEAST_STD) * torch.sigmoid(spread + 2)
-        return torch.tanh(mean), std
-
     def mode(self, features: Tensor) -> Tensor:
         """Return the most likely action as a vector `[S, B, A]`."""
         if self.discrete:
             return one_hot_argmax(self.layers(features))
-        return self._normal(features)[0]
+        return normal_moments(self.layers(features))[0]
 
     def sample(self, features: Tensor, noise: Tensor) -> Tensor:
         """Draw an action as a vector `[S, B, A]`."""
-        if self.discrete:
-            log_probs = mixed_log_probs(self.layers(features), UNIFORM_MIX)
-            return one_hot_argmax(log_probs - noise)
-        mean, std = self._normal(features)
-        return torch.addcmul(mean, std, noise)
+        return drawn_action(self.layers(features), noise, discrete=self.discrete)
 
     def executed(self, action: Tensor) -> Tensor:
         """Return what a task makes of an action: continuous ones end at their bounds."""
-        return action if self.discrete else action.clamp(-1, 1)
+        return executed_action(action, discrete=self.discrete)
 
     def log_prob_entropy(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return log density of actions `[S, B, A]` and entropy, each `[S, B]`."""
         if self.discrete:
             log_probs = mixed_log_probs(self.layers(features), UNIFORM_MIX)
             return (log_probs * action).sum(-1), -(log_probs.exp() * log_probs).sum(-1)
-        mean, std = self._normal(features)
+        mean, std = normal_moments(self.layers(features))
         log_std = std.log()
         entropy = (log_std + 0.5 + LOG_SQRT_2PI).sum(-1)
         return gaussian_log_prob((action - mean) / std, log_std), entropy
@@ -478,3 +615,54 @@ class DreamerCritic(nn.Module):
     def value(self, features: Tensor) -> Tensor:
         """Return the expected return `[S, B]`."""
         return self.bins.mean(self(features))
+
+
+@dataclass(frozen=True)
+class Imagine:
+    """A step without an observation: (h, z) and noise of action and latent to (h, z).
+
+    The policy acts on (h, z); gives the actions it drew.
+    """
+
+    latent: Latent
+    discrete: bool
+    prior_layers: int
+
+    def __call__(
+        self, state: Tensors, inputs: Tensors, weights: Tensors
+    ) -> tuple[Tensors, Tensors]:
+        """See `Step`."""
+        (deter, latent), (action_noise, latent_noise) = state, inputs
+        left = iter(weights)
+        recurrent = RecurrentWeights(*islice(left, len(RecurrentWeights._fields)))
+        acting = ActionWeights(*islice(left, len(ActionWeights._fields)))
+        prior = tuple(islice(left, 3 * self.prior_layers + 2))
+        raw = normed_mlp(torch.cat((deter, latent), -1), tuple(left))
+        action = drawn_action(raw, action_noise, discrete=self.discrete)
+        acted = action_share(executed_action(action, discrete=self.discrete), acting)
+        deter = recur(deter, latent, acted, recurrent)
+        latent = self.latent.sample(normed_mlp(deter, prior), latent_noise)
+        return (deter, latent), (action,)
+
+
+@torch.no_grad()
+def follow_policy(
+    rssm: RSSM, actor: DreamerActor, start: RSSMState, action_noise: Tensor, latent_noise: Tensor
+) -> Scanned:
+    """Imagine what comes of a policy; no gradient flows through the steps.
+
+    Args:
+        rssm: The world.
+        actor: The policy.
+        start: Where to begin, `[S, N, ...]`.
+        action_noise: Of the actions, `[S, H, N, ...]`.
+        latent_noise: Of the latents, `[S, H, N, ...]`.
+
+    Returns:
+        States and actions, `[H, S, N, ...]`.
+    """
+    recurrent, acting = rssm.recurrent_weights()
+    step = Imagine(rssm.latent, actor.discrete, len(rssm.prior.layers))
+    inputs = (action_noise.transpose(0, 1), latent_noise.transpose(0, 1))
+    weights = (*recurrent, *acting, *rssm.prior.operands(), *actor.layers.operands())
+    return scan(step, tuple(start), inputs, weights)

@@ -1,12 +1,13 @@
 """Mathematics of Gaussian dynamics ensembles: likelihood, bounds, uncertainty, who predicts whom.
 
 References: PETS (Chua et al., 2018, arXiv:1805.12114), MOPO (Yu et al., 2020, arXiv:2005.13239).
-Shapes: S seeds, M members, E members in use, B batch, I inputs, O = obs_dim + 1 outputs.
+Shapes: S seeds, M members, E members in use, B batch, D observation, A action, I inputs of the
+network, O outputs: D, and 1 for the reward where that is learned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,14 +21,32 @@ _CHUNK = 256
 """Rows per member that a CPU runs through all layers before the next: they stay in its cache."""
 
 
+ObsProcess = Callable[[Tensor], Tensor]
+"""Observations `[.., D]` to what a network is shown of them."""
+
+
 class Prediction(NamedTuple):
     """What members predict for their rows, each `[S, E, B, ...]`."""
 
     mean: Tensor
-    """Of the change of the observation, then of the reward, `[..., O]`."""
+    """Of the change of the observation, then of the reward if it is learned, `[..., O]`."""
     logvar: Tensor
     terminal: Tensor | None
     """Logit of the end of the episode `[...]`, where that is learned."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and deviation that standardise what a network takes and gives."""
+
+    input_mean: Tensor
+    """`[S, 1, 1, I]`."""
+    input_scale: Tensor
+    """One over the deviation of the inputs; 0 hides an input."""
+    target_mean: Tensor
+    """`[S, 1, 1, O]`."""
+    target_scale: Tensor
+    """Deviation of the targets."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +60,11 @@ class Members:
     max_logvar: Tensor
     """`[S, E, 1, O]`."""
     min_logvar: Tensor
-    center: Tensor | None
-    """Mean of the inputs `[S, 1, 1, I]`; None where the first layer takes them as they are."""
-    scale: Tensor | None
-    """One over their standard deviation `[S, 1, 1, I]`."""
+    statistics: Statistics | None
+    """None where the first and the last layer speak the units of the data."""
+    obs_dim: int
+    process: ObsProcess | None = None
+    """What is made of an observation before the first layer."""
 
     @property
     def count(self) -> int:
@@ -52,26 +72,48 @@ class Members:
         return self.max_logvar.shape[1]
 
     def folded(self, *, keep_reward: bool = True) -> Members:
-        """Return the same with the standardisation in the first layer, for many calls.
+        """Return the same with the standardisation inside the layers, for many calls.
 
         Args:
             keep_reward: Predict the reward; without it `Prediction` ends with the observation.
         """
-        weight, bias = self.weights[0], self.biases[0]
-        if self.center is not None and self.scale is not None:
-            lead = (-1, self.count, -1, -1)
-            scale = self.scale.expand(lead).flatten(0, 1)
-            shift = (self.center * self.scale).expand(lead).flatten(0, 1)
-            bias = bias - torch.bmm(shift, weight)
-            weight = weight * scale.transpose(1, 2)
-        members = replace(
-            self,
-            weights=(weight, *self.weights[1:]),
-            biases=(bias, *self.biases[1:]),
-            center=None,
-            scale=None,
+        members = self if self.statistics is None else self._folded(self.statistics)
+        has_reward = self.max_logvar.shape[-1] > self.obs_dim
+        return members._without_reward() if has_reward and not keep_reward else members
+
+    def _folded(self, statistics: Statistics) -> Members:
+        size, lead = self.max_logvar.shape[-1], (-1, self.count, -1, -1)
+        center, scale, mean, deviation = (
+            x.expand(lead).flatten(0, 1)
+            for x in (
+                statistics.input_mean * statistics.input_scale,
+                statistics.input_scale,
+                statistics.target_mean,
+                statistics.target_scale,
+            )
         )
-        return members if keep_reward else members._without_reward()
+        weights, biases = list(self.weights), list(self.biases)
+        biases[0] = biases[0] - torch.bmm(center, weights[0])
+        weights[0] = weights[0] * scale.transpose(1, 2)
+        last, bias = weights[-1], biases[-1]
+        weights[-1] = torch.cat((last[..., :size] * deviation, last[..., size:]), -1)
+        # The soft bounds move along with what they bound.
+        shift = 2 * deviation.log()
+        parts = (
+            torch.addcmul(mean, bias[..., :size], deviation),
+            bias[..., size : 2 * size] + shift,
+            bias[..., 2 * size :],
+        )
+        biases[-1] = torch.cat(parts, -1)
+        moved = 2 * statistics.target_scale.log()
+        return replace(
+            self,
+            weights=tuple(weights),
+            biases=tuple(biases),
+            max_logvar=self.max_logvar + moved,
+            min_logvar=self.min_logvar + moved,
+            statistics=None,
+        )
 
     def _without_reward(self) -> Members:
         size = self.max_logvar.shape[-1]
@@ -90,10 +132,25 @@ class Members:
         )
 
     def __call__(self, x: Tensor) -> Prediction:
-        """Predict from `[S, E, B, I]`, or from `[S, 1, B, I]` rows that all members see."""
+        """Predict from observations and actions, in the units of the data.
+
+        Args:
+            x: `[S, E, B, D + A]`, or `[S, 1, B, D + A]` rows that all members see.
+        """
+        mean, logvar, terminal = self.standardised(x)
+        statistics = self.statistics
+        if statistics is not None:
+            mean = torch.addcmul(statistics.target_mean, mean, statistics.target_scale)
+            logvar = logvar + 2 * statistics.target_scale.log()
+        return Prediction(mean, logvar, terminal)
+
+    def standardised(self, x: Tensor) -> Prediction:
+        """Predict the standardised targets; see `__call__`."""
+        if self.process is not None:
+            x = torch.cat((self.process(x[..., : self.obs_dim]), x[..., self.obs_dim :]), -1)
         seeds, _, rows, _ = x.shape
-        if self.center is not None and self.scale is not None:
-            x = (x - self.center) * self.scale
+        if self.statistics is not None:
+            x = (x - self.statistics.input_mean) * self.statistics.input_scale
         x = x.expand(-1, self.count, -1, -1).flatten(0, 1)
         if x.device.type == "cpu" and rows > 2 * _CHUNK and not torch.is_grad_enabled():
             out = torch.cat([self._layers(part) for part in torch.split(x, _CHUNK, 1)], 1)
@@ -132,9 +189,28 @@ def gaussian_nll(mean: Tensor, logvar: Tensor, target: Tensor) -> Tensor:
     return (mean - target).square() * torch.exp(-logvar) + logvar
 
 
+def balanced_nll(mean: Tensor, logvar: Tensor, target: Tensor, beta: float) -> Tensor:
+    """The value of `gaussian_nll` with another gradient of the mean: times variance^beta.
+
+    Under the likelihood a row whose error is large gets a large variance, which then takes its
+    error's weight away: heavy tails are explained as noise and never learned.  As in Seitzer et al.
+    (2022, Eq. 4 of arXiv:2203.09168), but for the mean alone: the variance is fitted by likelihood.
+    0 is the likelihood, 1 least squares.
+    """
+    if beta == 0:
+        return gaussian_nll(mean, logvar, target)
+    error = (mean - target).square() * torch.exp((beta - 1) * logvar.detach())
+    return gaussian_nll(mean.detach(), logvar, target) + error - error.detach()
+
+
 def max_aleatoric(logvar: Tensor) -> Tensor:
     """MOPO's penalty `[S, B]`: the largest norm of a member's predicted deviations (Sec. 4.3)."""
     return logvar.exp().sum(-1).amax(1).sqrt()
+
+
+def max_mean_deviation(mean: Tensor) -> Tensor:
+    """MOPO's ablation `[S, B]`: the largest distance of a member's mean from the mean of all."""
+    return (mean - mean.mean(1, keepdim=True)).square().sum(-1).amax(1).sqrt()
 
 
 def mean_disagreement(mean: Tensor) -> Tensor:
@@ -147,13 +223,13 @@ class Assignment:
     """Which member predicts which row, in equal shares, so that a row costs one member's work.
 
     A row's member is uniform over the members; shares are exact rather than binomial, which keeps
-    shapes fixed.
+    shapes fixed.  Where the rows cannot be shared out evenly, chance says who has fewer.
     """
 
     order: Tensor
-    """Rows sorted by member `[S, E * share]`; the last few may stand twice to fill the share."""
+    """Rows sorted by member `[S, E * share]`; places of a share that is not full hold row 0."""
     place: Tensor
-    """Where each row stands in `order` `[S, B]`."""
+    """Where each row is in `order` `[S, B]`."""
     slot: Tensor
     """The member of each row, as a number below E, `[S, B]`."""
     count: int
@@ -161,20 +237,23 @@ class Assignment:
     @classmethod
     def draw(cls, rng: Rng, rows: int, count: int) -> Assignment:
         """Draw an assignment of `rows` rows to `count` members for every seed."""
-        order = rng.permutation(rows)
-        return cls.of(order, count)
+        return cls.of(rng.permutation(rows), rng.permutation(count))
 
     @classmethod
-    def of(cls, order: Tensor, count: int) -> Assignment:
-        """Give the first share of `order` `[S, B]`, a permutation, to the first member, and on."""
-        rows = order.shape[1]
+    def of(cls, position: Tensor, members: Tensor) -> Assignment:
+        """Give the first share of positions to the first of the members, and so on.
+
+        Args:
+            position: Of each row, a permutation `[S, B]`.
+            members: In which order they take shares, a permutation `[S, E]`.
+        """
+        rows, count = position.shape[1], members.shape[1]
         share = -(-rows // count)
-        number = torch.arange(rows, device=order.device).expand_as(order)
-        place = torch.empty_like(order).scatter(1, order, number)
-        missing = share * count - rows
-        # More rows may be missing than there are, for fewer rows than members.
-        fill = order.repeat(1, -(-missing // rows))[:, :missing]
-        return cls(torch.cat((order, fill), 1), place, place // share, count)
+        slot = members.gather(1, position // share)
+        place = slot * share + position % share
+        number = torch.arange(rows, device=position.device).expand_as(position)
+        empty = torch.zeros_like(position[:, :1]).expand(-1, share * count)
+        return cls(empty.scatter(1, place, number), place, slot, count)
 
     def __call__(self, members: Members, x: Tensor) -> Prediction:
         """Predict rows `[S, B, I]`, each by its member; results are `[S, B, ...]`."""

@@ -100,6 +100,11 @@ def orthogonal_init(gain: float) -> Init:
     return init
 
 
+def glorot_init(rng: Rng, members: tuple[int, ...], outputs: int, inputs: int) -> Tensor:
+    """Draw weights uniformly with variance 2 / (inputs + outputs) (Glorot & Bengio, 2010)."""
+    return (rng.uniform(*members, inputs, outputs) * 2 - 1) * math.sqrt(6 / (inputs + outputs))
+
+
 def scaled_init(scale: float) -> Init:
     """Return an initialiser: normal, cut at two deviations, of variance scale^2 / inputs."""
 
@@ -110,6 +115,17 @@ def scaled_init(scale: float) -> Init:
         )
 
     return init
+
+
+WeightsName = Literal["uniform", "orthogonal", "glorot"]
+"""How a network's weights are drawn; biases start at zero but for `uniform`."""
+
+
+def layer_init(weights: WeightsName, *, is_last: bool) -> Init | None:
+    """Return the initialiser of one layer; None is PyTorch's own."""
+    if weights == "orthogonal":
+        return orthogonal_init(1.0 if is_last else math.sqrt(2))
+    return glorot_init if weights == "glorot" else None
 
 
 def chosen_members(tensor: Tensor, members: Tensor | slice | None) -> Tensor:
@@ -244,6 +260,12 @@ class StackedLayerNorm(nn.Module):
         return torch.addcmul(shift, functional.layer_norm(x, (self.size,)), scale)
 
 
+def rms_norm(x: Tensor, scale: Tensor, axis: int = -1) -> Tensor:
+    """Divide by the root of the mean square over an axis, in single precision, and scale."""
+    x = x if x.dtype == torch.float64 else x.float()
+    return x * torch.rsqrt(x.square().mean(axis, keepdim=True) + RMS_EPS) * scale
+
+
 class StackedRMSNorm(nn.Module):
     """Division by the root of the mean square (Zhang & Sennrich, 2019), with a learned scale."""
 
@@ -262,9 +284,7 @@ class StackedRMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape."""
-        axis = -3 if self.channels else -1
-        x = x.float()
-        return x * torch.rsqrt(x.square().mean(axis, keepdim=True) + RMS_EPS) * self.scale
+        return rms_norm(x, self.scale, -3 if self.channels else -1)
 
 
 BLOCK_ROWS = 1024
@@ -293,6 +313,7 @@ class StackedMLP(nn.Module):
         activation: str = "relu",
         layer_norm: bool = False,
         orthogonal: float | None = None,
+        weights: WeightsName = "uniform",
         noisy: bool = False,
     ) -> None:
         """Build the layers.
@@ -304,19 +325,21 @@ class StackedMLP(nn.Module):
             activation: A key of `ACTIVATIONS`.
             layer_norm: Normalise before each activation.
             orthogonal: Gain of the last layer for orthogonal weights (hidden layers get sqrt 2 and
-                biases start at zero); None keeps the uniform default.
+                biases start at zero); None draws as `weights` says.
+            weights: How weights are drawn.
             noisy: Let the layers carry learned noise; for networks without members, uniform.
         """
         super().__init__()
-        assert not (noisy and (members or orthogonal is not None))
+        assert not (noisy and (members or orthogonal is not None or weights != "uniform"))
         self.activation = ACTIVATIONS[activation]
         self.members = members
         last = len(sizes) - 2
         layers: list[StackedLinear] = []
         norms: list[StackedLayerNorm | None] = []
         for index, (inputs, outputs) in enumerate(pairwise(sizes)):
-            gain = orthogonal if index == last else math.sqrt(2)
-            init = None if orthogonal is None or gain is None else orthogonal_init(gain)
+            init = layer_init(weights, is_last=index == last)
+            if orthogonal is not None:
+                init = orthogonal_init(orthogonal if index == last else math.sqrt(2))
             layers.append(
                 StackedNoisyLinear(inputs, outputs, rng)
                 if noisy
@@ -408,6 +431,15 @@ class NormedMLP(nn.Module):
         )
         self.norms = nn.ModuleList(StackedRMSNorm(width, rng) for width in hidden[1:])
         self.output = StackedLinear(hidden[-1], sizes[-1], rng, (), scaled_init(output_scale))
+
+    def operands(self) -> tuple[Tensor, ...]:
+        """Return weight, bias and scale of each hidden layer, then weight and bias of the last."""
+        found: list[Tensor] = []
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            assert isinstance(layer, StackedLinear)
+            assert isinstance(norm, StackedRMSNorm)
+            found += [*layer.operands(), norm.scale]
+        return (*found, *self.output.operands())
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[S, B, I]` to `[S, B, O]`."""

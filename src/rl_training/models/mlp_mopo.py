@@ -3,35 +3,49 @@
 All members of all seeds run in one batched product per layer.  Each member is the network of PETS
 (Chua et al., 2018, App. A.1 of arXiv:1805.12114): swish layers, Gaussian heads for the change of
 the observation and the reward, learned soft bounds of the log-variance, inputs standardised.
-Shapes: S seeds, M members, B batch, I = obs_dim + action_dim, O = obs_dim + 1.
+Shapes: S seeds, M members, B batch, D observation, A action, I inputs of the network, O outputs:
+D, and 1 for the reward where that is learned.
 
-Deviations: every member has bounds of its own, where the authors' code shares them, so that a
-member's best snapshot is complete.
+Deviations: targets are standardised too, and the bounds of the log-variance are in those units, so
+that one scale of the weights, one step size and one pair of bounds suit every output; what goes in
+and comes out is in the units of the data.  New statistics leave the function as it was: the first
+and the last layer are re-expressed.  Every member has bounds of its own, where the authors' code
+shares them, so that a member's best snapshot is complete.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rl_training.errors import ConfigError, SpecMismatch
+from rl_training.errors import CheckpointError, ConfigError, SpecMismatch
 from rl_training.models.dynamics import (
     Assignment,
     Members,
+    ObsProcess,
+    Statistics,
     mean_disagreement,
     resized,
     sample_gaussian,
 )
 from rl_training.models.layers import StackedLinear
+from rl_training.output_files import written_beside
 from rl_training.rng import Rng
 
 WEIGHT_DECAY = (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4)
 """Per layer, of four hidden ones and the output, as in the authors' code of PETS and MBPO."""
 MAX_LOGVAR, MIN_LOGVAR = 0.5, -10.0
+"""Initial bounds of the log-variance of standardised targets."""
+_FORMAT = "rl_training dynamics ensemble"
 
 
 def truncated_normal_init(rng: Rng, members: tuple[int, ...], outputs: int, inputs: int) -> Tensor:
@@ -39,11 +53,26 @@ def truncated_normal_init(rng: Rng, members: tuple[int, ...], outputs: int, inpu
     return rng.truncated_normal(*members, inputs, outputs) / (2 * math.sqrt(inputs))
 
 
+class Angles:
+    """Shows a network the sine and cosine of some entries of an observation, after all entries."""
+
+    def __init__(self, entries: Sequence[int]) -> None:
+        self.entries = tuple(entries)
+
+    def __call__(self, obs: Tensor) -> Tensor:
+        """Return `[.., D + 2 len(entries)]`."""
+        angles = [obs[..., entry : entry + 1] for entry in self.entries]
+        return torch.cat((obs, *(x.sin() for x in angles), *(x.cos() for x in angles)), -1)
+
+
 class MLPMOPOEnsembleModel(nn.Module):
     """Members `(obs, action) -> N(change of obs and reward)`, for S seeds."""
 
     input_mean: Tensor
     input_scale: Tensor
+    target_mean: Tensor
+    target_scale: Tensor
+    fitted: Tensor
     elites: Tensor
 
     def __init__(
@@ -56,6 +85,11 @@ class MLPMOPOEnsembleModel(nn.Module):
         num_elites: int | None = None,
         learn_logvar_bounds: bool = True,
         learn_terminations: bool = False,
+        learn_reward: bool = True,
+        obs_process: ObsProcess | None = None,
+        angles: Sequence[int] = (),
+        hidden: Sequence[int] = (),
+        no_delta: Sequence[int] = (),
         weight_decay: Sequence[float] = WEIGHT_DECAY,
         rng: Rng | None = None,
     ) -> None:
@@ -70,20 +104,35 @@ class MLPMOPOEnsembleModel(nn.Module):
                 fitted; None is 5, or all of fewer.
             learn_logvar_bounds: Learn the bounds of the log-variance; otherwise they stay.
             learn_terminations: Add a head for the end of the episode.
+            learn_reward: Predict the reward; False where it is known.
+            obs_process: What the networks are shown of observations `[.., D]`; None is the
+                observation, with sine and cosine of `angles` in place of these.
+            angles: Entries of the observation that are angles.
+            hidden: Entries of the observation that the networks are not shown, such as the place of
+                a runner, on which nothing depends.
+            no_delta: Entries whose next value is predicted, not their change.
             weight_decay: Per layer; stretched to the number of layers where that differs.
             rng: Source of the initial weights; its number of seeds is S.
 
         Raises:
-            ConfigError: For sizes that make no ensemble.
+            ConfigError: For sizes that make no ensemble, or entries that the observation has not.
         """
         super().__init__()
         rng = rng or Rng((0,), "model")
         _check_sizes(obs_dim, action_dim, num_ensembles, num_elites)
+        _check_entries(
+            obs_dim, obs_process, {"angles": angles, "hidden": hidden, "no_delta": no_delta}
+        )
         self.obs_dim, self.action_dim, self.num_ensembles = obs_dim, action_dim, num_ensembles
         self.num_elites = min(5, num_ensembles) if num_elites is None else num_elites
         self.num_seeds = rng.num_seeds
-        outputs = obs_dim + 1
-        sizes = (obs_dim + action_dim, *hidden_sizes, 2 * outputs + learn_terminations)
+        self.hidden_sizes, self.learn_reward = tuple(hidden_sizes), learn_reward
+        self.angles, self.hidden, self.no_delta = tuple(angles), tuple(hidden), tuple(no_delta)
+        self.process = Angles(angles) if angles else obs_process
+        shown = torch.zeros(1, obs_dim, device=rng.device)
+        features = obs_dim if self.process is None else self.process(shown).shape[-1]
+        outputs = obs_dim + learn_reward
+        sizes = (features + action_dim, *hidden_sizes, 2 * outputs + learn_terminations)
         self.layers = nn.ModuleList(
             StackedLinear(i, o, rng, (num_ensembles,), truncated_normal_init)
             for i, o in pairwise(sizes)
@@ -96,13 +145,122 @@ class MLPMOPOEnsembleModel(nn.Module):
             self.register_parameter(name, nn.Parameter(bound, requires_grad=learn_logvar_bounds))
         self.max_logvar: nn.Parameter
         self.min_logvar: nn.Parameter
-        seen = (self.num_seeds, 1, 1, sizes[0])
-        self.register_buffer("input_mean", torch.zeros(seen, device=rng.device))
-        self.register_buffer("input_scale", torch.ones(seen, device=rng.device))
+        for name, size in (("input", sizes[0]), ("target", outputs)):
+            shape = (self.num_seeds, 1, 1, size)
+            self.register_buffer(f"{name}_mean", torch.zeros(shape, device=rng.device))
+            self.register_buffer(f"{name}_scale", torch.ones(shape, device=rng.device))
+        self.register_buffer("fitted", torch.zeros(self.num_seeds, device=rng.device))
+        """1 for seeds whose weights were learned under their statistics, `[S]`."""
+        seen = torch.ones(sizes[0], device=rng.device)
+        seen[[*self.hidden, *self.angles]] = 0
+        keeps = torch.ones(obs_dim, device=rng.device)
+        keeps[list(self.no_delta)] = 0
+        self.seen = seen
+        """0 for inputs that the networks are not shown, `[I]`; no buffer, as it follows from the
+        arguments."""
+        self.keeps = keeps
+        """1 for entries whose change is predicted, 0 for those predicted themselves, `[D]`."""
         every = torch.arange(self.num_elites, device=rng.device)
         self.register_buffer("elites", every.expand(self.num_seeds, -1).clone())
         self.sampling_rng = Rng(range(self.num_seeds), "dynamics sampling", rng.device)
         """Randomness of `sample_transition` when the caller gives none; not in checkpoints."""
+
+    @property
+    def statistics(self) -> Statistics:
+        """What inputs and targets are standardised by."""
+        return Statistics(self.input_mean, self.input_scale, self.target_mean, self.target_scale)
+
+    def features(self, obs: Tensor) -> Tensor:
+        """Return what the networks are shown of observations `[.., D]`."""
+        return obs if self.process is None else self.process(obs)
+
+    def targets(self, rows: Tensor) -> Tensor:
+        """Return what is to be predicted `[.., O]` for rows of the table of `algorithms.dynamics`.
+
+        Args:
+            rows: Observation, action, change of observation, reward, terminated, `[.., W]`.
+        """
+        size = self.obs_dim
+        change = rows[..., size + self.action_dim : 2 * size + self.action_dim]
+        if self.no_delta:
+            change = change + (1 - self.keeps) * rows[..., :size]
+        return torch.cat((change, rows[..., -2:-1]), -1) if self.learn_reward else change
+
+    def next_obs(self, obs: Tensor, outputs: Tensor) -> Tensor:
+        """Return the next observation `[.., D]` for drawn or predicted outputs `[.., O]`."""
+        change = outputs[..., : self.obs_dim]
+        return torch.addcmul(change, obs, self.keeps) if self.no_delta else obs + change
+
+    @torch.no_grad()
+    def standardise(self, new: Statistics) -> None:
+        """Take new statistics and leave the function as it is, for seeds that are `fitted`.
+
+        With z = (x - m) s before and z' = (x - m') s' after, W z + b = W' z' + b' for
+        W' = W s / s', b' = b + (m' - m) s W; of the outputs likewise.  A log-variance moves by
+        2 log(deviation / deviation').  Learned bounds move with it where that widens them: where
+        it would not, they stay, so that larger targets do not meet bounds made for smaller ones.
+        """
+        old, learned = self.statistics, self.fitted.view(-1, 1, 1, 1) > 0
+        size = self.target_mean.shape[-1]
+        first, last = self.layers[0], self.layers[-1]
+        assert isinstance(first, StackedLinear)
+        assert isinstance(last, StackedLinear)
+        ratio = torch.where(learned & (new.input_scale > 0), old.input_scale / new.input_scale, 1)
+        shift = torch.where(learned, (new.input_mean - old.input_mean) * old.input_scale, 0)
+        first.bias.add_(shift.matmul(first.weight))
+        first.weight.mul_(ratio.transpose(2, 3))
+        ratio = torch.where(learned, old.target_scale / new.target_scale, 1)
+        shift = (old.target_mean - new.target_mean) / new.target_scale
+        last.weight[..., :size] *= ratio
+        last.bias[..., :size] *= ratio
+        last.bias[..., :size] += torch.where(learned, shift, 0)
+        last.bias[..., size : 2 * size] += 2 * ratio.log()
+        if self.learn_logvar_bounds:
+            self.max_logvar.add_(2 * ratio.log().clamp(min=0))
+            self.min_logvar.add_(2 * ratio.log().clamp(max=0))
+        self.input_mean.copy_(new.input_mean)
+        self.input_scale.copy_(new.input_scale)
+        self.target_mean.copy_(new.target_mean)
+        self.target_scale.copy_(new.target_scale)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted ensemble to a safetensors file, for `load`.
+
+        Raises:
+            ConfigError: For an `obs_process` of your own, which a file cannot hold.
+        """
+        if self.process is not None and not self.angles:
+            raise ConfigError(
+                "an ensemble with an obs_process of your own cannot be saved by itself: a file "
+                "holds no code; save its state_dict and build the model again"
+            )
+        facts = {name: getattr(self, name) for name in _SAVED}
+        tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        with written_beside(Path(path)) as part:
+            save_file(tensors, part, {"format": _FORMAT, "model": json.dumps(facts)})
+
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str = "cpu") -> MLPMOPOEnsembleModel:
+        """Read an ensemble that `save` has written.
+
+        Raises:
+            CheckpointError: For a file that is no such ensemble.
+        """
+        try:
+            with safe_open(path, "pt", str(device)) as file:
+                header = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if header.get("format") != _FORMAT:
+                raise ValueError("it was not written by the ensemble's save()")
+            facts: dict[str, Any] = json.loads(header["model"])
+            seeds = facts.pop("num_seeds")
+            model = cls(**facts, rng=Rng(range(seeds), "model", device))
+            model.load_state_dict(tensors)
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read as a dynamics ensemble: {error}"
+            ) from error
+        return model
 
     def members(self, index: Tensor | None = None) -> Members:
         """Return all members, or those of `index` `[S, E]`, ready to run.
@@ -122,8 +280,9 @@ class MLPMOPOEnsembleModel(nn.Module):
             tuple(biases),
             _chosen(self.max_logvar, index),
             _chosen(self.min_logvar, index),
-            self.input_mean,
-            self.input_scale,
+            self.statistics,
+            self.obs_dim,
+            self.process,
         )
 
     def elite_members(self) -> Members:
@@ -143,7 +302,7 @@ class MLPMOPOEnsembleModel(nn.Module):
             actions: `[B, action_dim]` or `[S, B, action_dim]`, in learner units.
 
         Returns:
-            Two tensors `[M, B, obs_dim + 1]`, or `[S, M, B, obs_dim + 1]`.
+            Two tensors `[M, B, O]`, or `[S, M, B, O]`, in the units of the data.
 
         Raises:
             SpecMismatch: For other shapes.
@@ -164,8 +323,8 @@ class MLPMOPOEnsembleModel(nn.Module):
             rng: Whose randomness to use; learners give theirs.
 
         Returns:
-            `next_obs [.., B, obs_dim]`, `rewards [.., B]` and `disagreement [.., B]`, the deviation
-            of the members' means averaged over outputs.
+            `next_obs [.., B, obs_dim]`, `rewards [.., B]` where they are learned, and
+            `disagreement [.., B]`, the deviation of the members' means averaged over outputs.
         """
         x, alone = self._inputs(obs, actions)
         rng = rng or self.sampling_rng
@@ -174,10 +333,11 @@ class MLPMOPOEnsembleModel(nn.Module):
         whom = Assignment(slots, slots, self.elites.gather(1, slots), self.num_ensembles)
         drawn = sample_gaussian(whom.pick(everyone), rng)
         result = {
-            "next_obs": x[..., : self.obs_dim] + drawn[..., :-1],
-            "rewards": drawn[..., -1],
+            "next_obs": self.next_obs(x[..., : self.obs_dim], drawn),
             "disagreement": mean_disagreement(everyone.mean),
         }
+        if self.learn_reward:
+            result["rewards"] = drawn[..., -1]
         return {name: value[0] for name, value in result.items()} if alone else result
 
     def _inputs(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, bool]:
@@ -192,6 +352,14 @@ class MLPMOPOEnsembleModel(nn.Module):
                 f"for one seed), got {tuple(obs.shape)} and {tuple(actions.shape)}"
             )
         return torch.cat((obs, actions), -1).view(*lead, -1), alone
+
+
+_SAVED = (
+    *("obs_dim", "action_dim", "hidden_sizes", "num_ensembles", "num_elites", "num_seeds"),
+    *("learn_logvar_bounds", "learn_terminations", "learn_reward"),
+    *("angles", "hidden", "no_delta", "weight_decay"),
+)
+"""What the constructor needs to build the ensemble of a file again."""
 
 
 def _chosen(tensor: Tensor, index: Tensor | None) -> Tensor:
@@ -212,3 +380,17 @@ def _check_sizes(obs_dim: int, action_dim: int, members: int, elites: int | None
         raise ConfigError(
             f"num_elites must be between 1 and num_ensembles = {members}, got {elites}"
         )
+
+
+def _check_entries(
+    obs_dim: int, process: ObsProcess | None, named: dict[str, Sequence[int]]
+) -> None:
+    for name, entries in named.items():
+        wrong = [entry for entry in entries if not 0 <= entry < obs_dim]
+        if wrong:
+            raise ConfigError(
+                f"{name} of the dynamics ensemble must be entries of the observation, 0 to "
+                f"{obs_dim - 1}, got {wrong[0]}"
+            )
+    if process is not None and (named["angles"] or named["hidden"]):
+        raise ConfigError("the dynamics ensemble takes obs_process, or angles and hidden, not both")

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner
+from rl_training.data.replay.storage import StepArrays
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.step import Step
+from rl_training.errors import CheckpointError
 from rl_training.runtime.checkpoints.saver import Part
 from rl_training.state import StateDict, require_same_keys
 from rl_training.transfer import HostCopy
@@ -30,6 +32,13 @@ class CollectedStep(NamedTuple):
     obs: NDArray[Any]
     action: NDArray[Any]
     step: Step
+
+    @property
+    def transition(self) -> StepArrays:
+        """What a replay keeps of it."""
+        step = self.step
+        ends = (step.terminated, step.truncated)
+        return StepArrays(self.obs, self.action, step.reward, step.final_obs, *ends)
 
 
 class Collector:
@@ -116,14 +125,17 @@ class Collector:
 
 
 class ActionAhead:
-    """The action that was chosen before the newest updates, where acting overlaps with them."""
+    """The action of the next step, where it was chosen at the end of the step before.
+
+    That is so where acting overlaps with the updates, and where a pass is one graph of the device.
+    """
 
     def __init__(self, num_seeds: int, num_envs: int, action_shape: tuple[int, ...]) -> None:
         self._shape = (num_seeds, num_envs, *action_shape)
         self._action: HostCopy | None = None
 
-    def put(self, action: HostCopy) -> None:
-        """Keep an action for the next step; it may still be on its way to the host."""
+    def put(self, action: HostCopy | None) -> None:
+        """Keep an action for the next step, if there is one; it may still be on its way."""
         self._action = action
 
     def take(self) -> HostCopy | None:
@@ -132,16 +144,25 @@ class ActionAhead:
         return action
 
     def state_dict(self) -> StateDict:
-        """Return the action, and whether there is one."""
-        waits = self._action is not None
-        action = np.zeros(self._shape) if self._action is None else self._action.array()
-        return {"waits": waits, "action": np.array(action)}
+        """Return whether there is an action, and which."""
+        if self._action is None:
+            return {"waits": False, "action": np.zeros((self._shape[0], 0))}
+        return {"waits": True, "action": np.array(self._action.array())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the action."""
+        """Restore the action.
+
+        Raises:
+            CheckpointError: When it is not one for these environments.
+        """
         require_same_keys(self.state_dict(), state, "ActionAhead")
-        action = torch.from_numpy(np.array(state["action"]))
-        self._action = HostCopy(action) if state["waits"] else None
+        action = np.array(state["action"])
+        if state["waits"] and action.shape != self._shape:
+            raise CheckpointError(
+                f"the saved action of the next step has the shape {action.shape}, but this run's "
+                f"have {self._shape}; use another checkpoint"
+            )
+        self._action = HostCopy(torch.from_numpy(action)) if state["waits"] else None
 
 
 class RunningStatistics:
@@ -154,7 +175,8 @@ class RunningStatistics:
     def __init__(self, learner: AnyLearner, num_envs: int) -> None:
         self._learner = learner
         self._returns = learner.initial_returns(num_envs)
-        self._idle = self._returns is None and not learner.counts_observations
+        self.idle = self._returns is None and not learner.counts_observations
+        """Whether there is nothing to show."""
 
     def parts(self) -> dict[str, Part]:
         """Return what a checkpoint must hold beside the learner, by name."""
@@ -170,7 +192,7 @@ class RunningStatistics:
 
     def see(self, seen: CollectedStep) -> None:
         """Take in a step of all environments."""
-        if self._idle:
+        if self.idle:
             return
         step, device = seen.step, self._learner.device
         arrays = (seen.obs, step.reward, step.terminated | step.truncated)

@@ -10,19 +10,21 @@ checkpoint may be written.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
+from rl_training.algorithms.base import ActingState, AnyLearner, OnPolicyLearner
 from rl_training.algorithms.sources import Pacing, pretrain_updates, replay_settings
 from rl_training.algorithms.spec import Loop, Phase
 from rl_training.data.batch import RolloutBatch
-from rl_training.data.replay.storage import ReplayBuffer
+from rl_training.data.replay.storage import ReplayBuffer, StepArrays
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.step import Step
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.checkpoints.saver import AHEAD
 from rl_training.runtime.collector import ActionAhead, CollectedStep, Collector, RunningStatistics
 from rl_training.runtime.compile.runner import ReplayRunner, RolloutRunner
 from rl_training.runtime.health.world_model import WorldModelHealth
@@ -54,47 +56,80 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     ahead = ActionAhead(envs.num_seeds, envs.num_envs, envs.spec.action_shape)
     statistics = RunningStatistics(learner, envs.num_envs)
     own = statistics.parts() | ({} if acting is None else {"acting": acting})
-    if session.config.overlap:
-        own["ahead"] = ahead
-    session.register(learner, collector=collector, replay=replay, **phases.parts(), **own)
+    parts = phases.parts() | own | {AHEAD: ahead}
+    session.register(learner, collector=collector, replay=replay, **parts)
     session.counts = phases.counts
     session.begin(collector.start, phases.first, [*replay.notes, *phases.notes()])
     statistics.begin(collector.starts())
     due = updates_due(pacing, learning_starts, 0, session.clock.planned.value)
     planned = pretrain_updates(learner) + due
-    runner = ReplayRunner(session.accelerator, learner, batches, session.recorder, planned, acting)
+    runner = ReplayRunner(
+        session.accelerator,
+        learner,
+        batches,
+        session.recorder,
+        planned,
+        acting,
+        stored_in=replay if statistics.idle else None,
+    )
     phases.before_loop(runner)
 
-    def choose() -> HostCopy:
-        with torch.inference_mode():
-            if acting is not None:
-                acting.begin_episodes(collector.starts())
-            if session.step < random_steps and not session.has_origin:
-                return HostCopy.of(learner.random_action(envs.num_envs))
-            return runner.act(collector.obs)
-
+    actor = _Actor(session, learner, collector, replay, runner, acting, random_steps)
     while session.running():
         phases.before_pass(runner)
         progress = session.progress
         learner.set_progress(progress)
         replay.set_progress(progress)
-        seen = collector.step((ahead.take() or choose()).array())
+        seen = collector.step((ahead.take() or actor.choose()).array())
         statistics.see(seen)
-        step = seen.step
-        replay.add(
-            seen.obs, seen.action, step.reward, step.final_obs, step.terminated, step.truncated
-        )
+        before = session.step
         session.advance(envs.num_envs)
-        if session.config.overlap:
-            # Before the updates: they run on the device while the environments take this step.
-            ahead.put(choose())
-        due = updates_due(pacing, learning_starts, session.step - envs.num_envs, session.step)
-        if due:
-            learner.begin_round(replay)
-            runner.update(due)
+        due = updates_due(pacing, learning_starts, before, session.step)
+        ahead.put(actor.take_in(seen.transition, due))
         phases.after_pass()
         session.tick()
     return session.finish()
+
+
+@dataclass(frozen=True)
+class _Actor:
+    """Chooses the actions of the off-policy loop, and learns from what came of them."""
+
+    session: Session
+    learner: AnyLearner
+    collector: Collector
+    replay: ReplayBuffer
+    runner: ReplayRunner
+    acting: ActingState | None
+    random_steps: int
+
+    def _acts_randomly(self) -> bool:
+        return self.session.step < self.random_steps and not self.session.has_origin
+
+    def choose(self) -> HostCopy:
+        """Begin to choose actions for what is seen now."""
+        with torch.inference_mode():
+            if self.acting is not None:
+                self.acting.begin_episodes(self.collector.starts())
+            if self._acts_randomly():
+                return HostCopy.of(self.learner.random_action(self.replay.num_envs))
+            return self.runner.act(self.collector.obs)
+
+    def take_in(self, seen: StepArrays, due: int) -> HostCopy | None:
+        """Store a step and do `due` updates; returns the next action if it is chosen already."""
+        action: HostCopy | None = None
+        if not self._acts_randomly():
+            action = self.runner.take_in(seen, self.collector.obs, due)
+        if action is not None:
+            return action
+        self.replay.add(*seen)
+        if self.session.config.overlap:
+            # Before the updates: they run on the device while the environments take this step.
+            action = self.choose()
+        if due:
+            self.learner.begin_round(self.replay)
+            self.runner.update(due)
+        return action
 
 
 def updates_due(pacing: Pacing, learning_starts: int, before: int, now: int) -> int:

@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner, UpdateResult
 from rl_training.algorithms.spec import AlgorithmSpec
@@ -38,13 +36,9 @@ from rl_training.runtime.compile.runner import Accelerator
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.health.diagnostics import require_finite_metrics
 from rl_training.runtime.health.monitors import Monitors, largest_reward
+from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.results import TrainingInterrupted, TrainResult, summarize_returns
-from rl_training.state import Counter, StateDict, Stateful, copy_tensor, require_same_keys
-
-FOLD_AFTER = 128
-"""Updates whose metrics are kept as they are before they are added up in one operation."""
-
-_NEVER = 2**62
+from rl_training.state import Counter, Stateful
 
 
 class Clock(Stateful):
@@ -65,121 +59,6 @@ class Adjustments(Stateful):
 
     def __init__(self) -> None:
         self.learning_rate_factor = torch.ones((), dtype=torch.float64)
-
-
-class MetricRecorder:
-    """Averages of metrics between two log lines: running sums `[S, M]` on the device.
-
-    An update only appends its tensors to lists: to average and add them one update at a time would
-    cost a small learner a tenth of its time.  The lists are folded after a fixed number of updates
-    and never for a checkpoint, so that saving more often cannot change a sum.
-    """
-
-    def __init__(self, names: Sequence[str], num_seeds: int, device: torch.device) -> None:
-        self.names = tuple(names)
-        self.sums = torch.zeros(num_seeds, len(self.names), dtype=torch.float64, device=device)
-        self.updates = Counter()
-        self.total_gradient_steps = Counter()
-        self._pending: list[list[Tensor]] = [[] for _ in self.names]  # [S] or [S, B] each
-        self._rows: list[Tensor] = []  # [P, S, M] each
-        self._num_rows = 0
-        self._restored = self._none_pending()
-        self._folded = 0
-        self._first_bad = torch.full(self.sums.shape, _NEVER, dtype=torch.int64, device=device)
-
-    def _none_pending(self) -> Tensor:
-        return self.sums.new_zeros(self.sums.shape[0], 0, self.sums.shape[1])
-
-    def record(self, result: UpdateResult) -> None:
-        """Take in the metrics of one update, without reading them."""
-        tensors = result.metrics.tensors
-        for name, pending in zip(self.names, self._pending, strict=True):
-            pending.append(tensors[name])
-        self.updates.value += 1
-        self.total_gradient_steps.value += result.num_gradient_steps
-        self._fold_when_due()
-
-    def record_rows(self, rows: Tensor) -> None:
-        """Take in the means of several updates `[P, S, M]`, one gradient step each."""
-        self._rows.append(rows)
-        self.updates.value += rows.shape[0]
-        self.total_gradient_steps.value += rows.shape[0]
-        self._num_rows += rows.shape[0]
-        self._fold_when_due()
-
-    @property
-    def _num_waiting(self) -> int:
-        """Updates that are not added up yet."""
-        return len(self._pending[0]) + self._num_rows + self._restored.shape[1]
-
-    def _fold_when_due(self) -> None:
-        if self._num_waiting >= FOLD_AFTER:
-            self._fold()
-
-    def _fold(self) -> None:
-        means = self._means()
-        self.sums += means.sum(1)
-        # Which update was the first to go wrong; nothing is read, that is for the error to do.
-        number = torch.arange(1, means.shape[1] + 1, device=means.device).view(1, -1, 1)
-        found = torch.where(means.isfinite(), _NEVER, number + self._folded).amin(1)
-        self._first_bad = torch.minimum(self._first_bad, found)
-        self._folded += means.shape[1]
-        self._pending = [[] for _ in self.names]
-        self._rows, self._num_rows = [], 0
-        self._restored = self._none_pending()
-
-    def _means(self) -> Tensor:
-        """The metrics not yet added up, averaged over the batch, `[S, P, M]`.
-
-        In double precision the mean of single-precision numbers does not depend on their grouping.
-        """
-        parts = [self._restored]
-        if self._pending[0]:
-            columns = [torch.stack(pending).double() for pending in self._pending]
-            means = [c if c.ndim == 2 else c.flatten(2).mean(-1) for c in columns]  # [P, S]
-            parts.append(torch.stack(means, -1).transpose(0, 1))
-        if self._rows:
-            parts.append(torch.cat(self._rows).double().transpose(0, 1))
-        return torch.cat(parts, 1)
-
-    def flush(self) -> list[dict[str, float]]:
-        """Return the averages of each seed since the last flush, and start again from zero."""
-        if self.updates.value == 0:
-            return [{} for _ in self.sums]
-        if self._num_waiting:  # none are where the last update of the window filled the lists
-            self._fold()
-        rows = (self.sums / self.updates.value).tolist()
-        self.sums.zero_()
-        self.updates.value = 0
-        return [dict(zip(self.names, row, strict=True)) for row in rows]
-
-    def first_bad(self) -> list[dict[str, int]]:
-        """Return, for each seed, the first update whose metric was not finite, by metric.
-
-        Updates are counted from where this process took the run up, and read from the device.
-        """
-        return [
-            {name: at for name, at in zip(self.names, row, strict=True) if at != _NEVER}
-            for row in self._first_bad.tolist()
-        ]
-
-    def state_dict(self) -> StateDict:
-        """Return sums, counts and what is not yet added up."""
-        return {
-            "sums": self.sums,
-            "pending": self._means(),
-            "updates": self.updates.state_dict(),
-            "total_gradient_steps": self.total_gradient_steps.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the sums."""
-        require_same_keys(self.state_dict(), state, type(self).__name__)
-        copy_tensor(self.sums, state["sums"], "recorder.sums")
-        self._restored = state["pending"].to(self.sums.device)
-        self._pending, self._rows, self._num_rows = [[] for _ in self.names], [], 0
-        self.updates.load_state_dict(state["updates"])
-        self.total_gradient_steps.load_state_dict(state["total_gradient_steps"])
 
 
 class Session:

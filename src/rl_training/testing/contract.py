@@ -34,6 +34,7 @@ SMALL_MODEL: dict[str, Any] = {
     "num_elites": 2,
     "model_batch_size": 16,
     "model_max_epochs": 2,
+    "model_patience_updates": 1,
     "rollout_batch_size": 24,
     "rollout_horizon": 2,
     "rollouts_kept": 2,

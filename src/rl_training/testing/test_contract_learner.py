@@ -13,7 +13,7 @@ from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.session import FOLD_AFTER, MetricRecorder
+from rl_training.runtime.recorder import FOLD_AFTER, MetricRecorder
 from rl_training.state import Stateful
 from rl_training.testing.contract import (
     PIXEL_TASK,
@@ -219,15 +219,11 @@ def test_update_takes_a_plain_mapping(algo: str) -> None:
 
 OTHER_EPSILONS = {
     ("gail", "discriminator_optimizer"): "discriminator_adam_epsilon",
-    ("dreamer", "actor_optimizer"): "behaviour_adam_epsilon",
-    ("dreamer", "critic_optimizer"): "behaviour_adam_epsilon",
 }
 """Optimizers whose epsilon has a setting of its own."""
 DEFAULT_EPSILONS = {
     ("ppo", "optimizer"): 1e-5,
     ("gail", "optimizer"): 1e-5,
-    ("dreamer", "actor_optimizer"): 1e-5,
-    ("dreamer", "critic_optimizer"): 1e-5,
 }
 """Those that are not Adam's usual 1e-8."""
 

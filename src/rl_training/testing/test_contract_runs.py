@@ -13,7 +13,7 @@ from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.checkpoints.verify import verify_resume
-from rl_training.runtime.session import FOLD_AFTER
+from rl_training.runtime.recorder import FOLD_AFTER
 from rl_training.runtime.threads import thread_count
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent, predict_from_checkpoint, resume_training

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from rl_training.algorithms.config import AlgoConfig, LRSchedule
-from rl_training.models.dreamer import SIZES, DreamerSize, LatentKind, SizeName
+from rl_training.algorithms.config import AlgoConfig, LRSchedule, OptimizerName, OptimizerSettings
+from rl_training.models.dreamer import SIZES, ConvKind, DreamerSize, LatentKind, SizeName
 from rl_training.validation import (
     LARGEST_INT,
     Discount,
@@ -47,22 +47,30 @@ class DreamerConfig(AlgoConfig):
     """Discount per environment step."""
     buffer_capacity: Annotated[int, Field(ge=2, le=LARGEST_INT), Whole] = 200_000
     """Steps kept; the oldest are overwritten."""
-    world_model_learning_rate: PositiveFloat = 1e-4
-    """Step size of the world model."""
+    world_model_learning_rate: PositiveFloat = 4e-5
+    """Step size of the world model; where this and the following two are the same, the optimizers
+    do what a single one would."""
     actor_learning_rate: PositiveFloat = 4e-5
     """Step size of the policy."""
     critic_learning_rate: PositiveFloat = 4e-5
     """Step size of the value."""
-    adam_epsilon: PositiveFloat = 1e-8
-    """What Adam adds to the root of the mean squared gradient of the world model."""
-    behaviour_adam_epsilon: PositiveFloat = 1e-5
-    """The same of policy and value: before there is a reward, their gradients are mere rounding."""
+    optimizer: Annotated[
+        OptimizerSettings,
+        BeforeValidator(
+            lambda value: {"type": value} if isinstance(value, str) else value,
+            json_schema_input_type=OptimizerSettings | OptimizerName,
+        ),
+    ] = Field(default=OptimizerSettings(type="laprop"))
+    """Optimizer of the networks: a name, or a mapping `{type: adam, eps: 1.0e-8}`."""
+    adam_epsilon: PositiveFloat = 1e-20
+    """What the optimizer adds to the root of the mean squared gradient before it divides by it."""
     warmup_updates: NonNegativeInt = 1_000
     """Updates over which the step sizes grow from 0."""
     adaptive_clip: PositiveFloat = 0.3
     """Largest gradient of a tensor as a share of the tensor's norm."""
-    size: SizeName = "small"
-    """Widths of the networks; the following change single ones."""
+    size: SizeName = "12m"
+    """Widths of the networks: `tiny` for a CPU, the others are the authors' by their number of
+    weights; the following change single ones."""
     deter_size: PositiveInt | None = None
     """Width of the recurrent state; null goes by `size`, here and below."""
     model_hidden_size: PositiveInt | None = None
@@ -70,9 +78,18 @@ class DreamerConfig(AlgoConfig):
     units: PositiveInt | None = None
     """Width of the layers of heads, policy, value and of the encoder of vectors."""
     mlp_layers: LayerCount | None = None
-    """Hidden layers of each of them."""
+    """Hidden layers of policy and value, and of encoder and decoder of vectors."""
+    head_layers: LayerCount | None = None
+    """Hidden layers of the heads for reward and continuation."""
+    prior_layers: LayerCount | None = None
+    """Hidden layers of the prior."""
+    recurrent_blocks: PositiveInt | None = None
+    """Parts into which the large products of the recurrent model are cut; 1 is a plain GRU."""
     cnn_depth: PositiveInt | None = None
-    """Channels of the first convolution; each further one has twice as many."""
+    """Channels of convolutions, of which each has a multiple."""
+    convolutions: ConvKind | None = None
+    """How images are halved: `pooled` (kernel 5, maximum over 2 x 2), or `strided` (kernel 4,
+    stride 2), which is a tenth of the work."""
     latent_groups: PositiveInt | None = None
     """Categorical variables of the stochastic state."""
     latent_classes: Annotated[int, Field(ge=2, le=LARGEST_INT), Whole] | None = None
@@ -89,6 +106,8 @@ class DreamerConfig(AlgoConfig):
     """Weight of the divergence that teaches the prior."""
     representation_scale: NonNegativeFloat = 0.1
     """Weight of the divergence that teaches the posterior."""
+    discounted_continuation: bool = True
+    """Let the head for continuation predict the discount too, `gamma` where an episode goes on."""
     imagination_horizon: PositiveInt = 15
     """Steps imagined from every state of a batch."""
     return_lambda: Fraction = 0.95
@@ -118,14 +137,28 @@ class DreamerConfig(AlgoConfig):
 
     def widths(self) -> DreamerSize:
         """Return the widths of all networks."""
-        names = {
+        names: dict[str, Any] = {
             "deter": self.deter_size,
             "hidden": self.model_hidden_size,
             "units": self.units,
             "layers": self.mlp_layers,
+            "head_layers": self.head_layers,
+            "prior_layers": self.prior_layers,
+            "blocks": self.recurrent_blocks,
             "depth": self.cnn_depth,
+            "convolutions": self.convolutions,
             "groups": self.latent_groups,
             "classes": self.latent_classes,
         }
         given = {name: value for name, value in names.items() if value is not None}
         return replace(SIZES[self.size], **given)
+
+    @model_validator(mode="after")
+    def _blocks_are_equal(self) -> DreamerConfig:
+        size = self.widths()
+        if size.deter % size.blocks:
+            raise ValueError(
+                f"deter_size must be a multiple of recurrent_blocks ({size.blocks}), "
+                f"got {size.deter}"
+            )
+        return self

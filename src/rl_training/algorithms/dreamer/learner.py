@@ -48,7 +48,12 @@ from rl_training.algorithms.sources import SequenceReplay
 from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import SequenceBatch
 from rl_training.envs.spec import EnvSpec
-from rl_training.models.dreamer import DreamerActor, DreamerCritic, WorldModel
+from rl_training.models.dreamer import (
+    DreamerActor,
+    DreamerCritic,
+    WorldModel,
+    follow_policy,
+)
 from rl_training.models.rssm import RSSMSequence, RSSMState
 from rl_training.rng import Rng
 from rl_training.state import Scalar
@@ -98,13 +103,13 @@ class Dream:
     """Imagined continuations of N states: H + 1 states each, H actions between them."""
 
     features: Tensor
-    """`[S, N, H + 1, F]`."""
+    """`[S, H + 1, N, F]`."""
     action: Tensor
-    """`[S, N, H, A]`, as the policy drew them."""
+    """`[S, H, N, A]`, as the policy drew them."""
     reward: Tensor
-    """Of arriving at each state, `[S, N, H + 1]`."""
+    """Of arriving at each state, `[S, H + 1, N]`."""
     continues: Tensor
-    """Chance that each state is not terminal, `[S, N, H + 1]`; known for the first."""
+    """What the head for continuation says of each state, `[S, H + 1, N]`; known for the first."""
 
 
 @torch.no_grad()
@@ -127,21 +132,18 @@ def imagine(
         horizon: H.
         rng: Source of actions and latents.
     """
-    state = RSSMState(start.deter.flatten(1, 2), start.latent.flatten(1, 2))
-    rows = state.deter.shape[1]
-    acting = actor.draw_noise(rng, horizon, rows).unbind(1)
-    latent = model.rssm.latent.draw_noise(rng, horizon, rows).unbind(1)
-    features, actions = [state.features], []
-    for step in range(horizon):
-        action = actor.sample(features[-1], acting[step])
-        state = model.rssm.imagine_step(state, actor.executed(action), latent[step])
-        features.append(state.features)
-        actions.append(action)
-    every = torch.stack(features, 2)  # [S, N, H + 1, F]
+    first = RSSMState(start.deter.flatten(1, 2), start.latent.flatten(1, 2))
+    rows = first.deter.shape[1]
+    acting = actor.draw_noise(rng, horizon, rows)
+    latent = model.rssm.latent.draw_noise(rng, horizon, rows)
+    found = follow_policy(model.rssm, actor, first, acting, latent)
+    later = torch.cat(found.states, -1)  # [H, S, N, F]
+    every = torch.cat((first.features.unsqueeze(0), later)).transpose(0, 1)  # [S, H + 1, N, F]
     flat, shape = every.flatten(1, 2), every.shape[:3]
-    known = 1 - terminated.flatten(1).unsqueeze(-1).to(every.dtype)
-    continues = torch.cat((known, model.continuation(flat).view(shape)[..., 1:]), -1)
-    return Dream(every, torch.stack(actions, 2), model.reward(flat).view(shape), continues)
+    known = 1 - terminated.flatten(1).unsqueeze(1).to(every.dtype)
+    continues = torch.cat((known, model.continuation(flat).view(shape)[:, 1:]), 1)
+    action = found.outputs[0].transpose(0, 1)
+    return Dream(every, action, model.reward(flat).view(shape), continues)
 
 
 class Dreamer(Learner[SequenceBatch]):
@@ -160,21 +162,17 @@ class Dreamer(Learner[SequenceBatch]):
         """Create optimizers, the averaged critic and the range of returns."""
         config = self.config
 
-        def optimizer(network: nn.Module, rate: str, eps: str) -> Optimizer:
+        def optimizer(network: nn.Module, rate: str) -> Optimizer:
             return self.network_optimizer(
                 network.parameters(),
                 rate,
-                eps=eps,
                 adaptive_clip=config.adaptive_clip,
                 warmup=config.warmup_updates,
             )
 
-        behaviour = "behaviour_adam_epsilon"
-        self.world_model_optimizer = optimizer(
-            self.world_model, "world_model_learning_rate", "adam_epsilon"
-        )
-        self.actor_optimizer = optimizer(self.actor, "actor_learning_rate", behaviour)
-        self.critic_optimizer = optimizer(self.critic, "critic_learning_rate", behaviour)
+        self.world_model_optimizer = optimizer(self.world_model, "world_model_learning_rate")
+        self.actor_optimizer = optimizer(self.actor, "actor_learning_rate")
+        self.critic_optimizer = optimizer(self.critic, "critic_learning_rate")
         self.target_critic = frozen_copy(self.critic)
         self.return_range = PercentileRange(
             self.num_seeds, self.device, rate=config.return_range_rate
@@ -229,7 +227,8 @@ class Dreamer(Learner[SequenceBatch]):
         logits = model.reward_head(features)
         reward = model.reward_bins.loss(logits, batch.reward.flatten(1)).mean(1)
         ends = model.continue_head(features).squeeze(-1)
-        goes_on = continue_loss(ends, batch.terminated.flatten(1)).mean(1)
+        discount = config.gamma if config.discounted_continuation else 1.0
+        goes_on = continue_loss(ends, batch.terminated.flatten(1), discount).mean(1)
         kl = model.rssm.latent.kl
         dynamics, representation = (
             term.mean((1, 2)) for term in kl_terms(kl, seen.posterior, seen.prior, config.free_nats)
@@ -247,15 +246,19 @@ class Dreamer(Learner[SequenceBatch]):
     def behaviour_losses(self, dream: Dream) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """Losses of policy and value `[S]`, returns of the starts `[S, N]`, and metrics."""
         config = self.config
-        features = dream.features[:, :, :-1].flatten(1, 2)
-        logits = self.critic(features)  # [S, N H, K]
+        features = dream.features[:, :-1].flatten(1, 2)
+        logits = self.critic(features)  # [S, H N, K]
+        # Where the head for continuation says it, the discount is in what it says.
+        gamma = 1.0 if config.discounted_continuation else config.gamma
         with torch.no_grad():
-            last = self.critic.value(dream.features[:, :, -1]).unsqueeze(-1)
-            here = self.critic.bins.mean(logits).view(*last.shape[:2], -1)
-            value = torch.cat((here, last), -1)  # [S, N, H + 1]
-            discount = config.gamma * dream.continues
-            returns = lambda_return(dream.reward, discount, value, config.return_lambda)
-            weight = path_weights(dream.continues, config.gamma)[..., :-1].flatten(1)
+            last = self.critic.value(dream.features[:, -1]).unsqueeze(1)
+            here = self.critic.bins.mean(logits).view(last.shape[0], -1, last.shape[-1])
+            value = torch.cat((here, last), 1)  # [S, H + 1, N]
+            discount = gamma * dream.continues
+            returns = lambda_return(
+                dream.reward.mT, discount.mT, value.mT, config.return_lambda
+            ).mT  # [S, H, N]
+            weight = path_weights(dream.continues.mT, gamma).mT[:, :-1].flatten(1)
             self.return_range.update(returns.flatten(1))
             advantage = (returns - here) / seed_view(self.return_range.scale(), 3)
         log_prob, entropy = self.actor.log_prob_entropy(features, dream.action.flatten(1, 2))
@@ -267,10 +270,10 @@ class Dreamer(Learner[SequenceBatch]):
             "critic_loss": critic,
             "entropy": entropy.mean(1),
             "value_mean": here.mean((1, 2)),
-            "imagined_return": returns[:, :, 0].mean(1),
+            "imagined_return": returns[:, 0].mean(1),
             "return_range": self.return_range.scale(),
         }
-        return policy, critic, returns[:, :, 0], {n: v.detach() for n, v in found.items()}
+        return policy, critic, returns[:, 0], {n: v.detach() for n, v in found.items()}
 
     def replay_value_loss(
         self, batch: SequenceBatch, features: Tensor, boot: Tensor

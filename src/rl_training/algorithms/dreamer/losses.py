@@ -34,9 +34,9 @@ def kl_terms(
     return dynamics, kl(posterior, prior.detach()).clamp(min=free_nats)
 
 
-def continue_loss(logits: Tensor, terminated: Tensor) -> Tensor:
-    """Binary cross-entropy `[...]` with the target 1 - terminated; a time limit is no end."""
-    target = 1 - terminated.to(logits.dtype)
+def continue_loss(logits: Tensor, terminated: Tensor, discount: float = 1.0) -> Tensor:
+    """Binary cross-entropy `[...]` with the target `d (1 - terminated)`; a time limit is no end."""
+    target = discount * (1 - terminated.to(logits.dtype))
     return functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
 
 
@@ -53,12 +53,27 @@ def lambda_return(reward: Tensor, discount: Tensor, value: Tensor, trace: Tensor
     """
     if not isinstance(trace, Tensor):
         trace = torch.full_like(value, trace)
-    known = torch.addcmul(reward, discount * (1 - trace), value).unbind(-1)
-    decay = (discount * trace).unbind(-1)
-    returns = [value[..., -1]]
-    for step in range(value.shape[-1] - 1, 0, -1):
-        returns.append(torch.addcmul(known[step], decay[step], returns[-1]))
-    return torch.stack(returns[:0:-1], -1)
+    known = torch.addcmul(reward, discount * (1 - trace), value)[..., 1:]
+    decay = (discount * trace)[..., 1:]
+    # The last one: R_T is the value.
+    last = torch.addcmul(known[..., -1:], decay[..., -1:], value[..., -1:])
+    known = torch.cat((known[..., :-1], last), -1)
+    return discounted_sums(known, decay)
+
+
+def discounted_sums(x: Tensor, decay: Tensor) -> Tensor:
+    """Return y with `y_t = x_t + d_t y_{t+1}` and `y_{T-1} = x_{T-1}`, `[..., T]`.
+
+    By doubling: y over 2 k steps follows from y over k, so that T steps take log2 T operations.
+    """
+    reach, steps = 1, x.shape[-1]
+    while reach < steps:
+        # What lies `reach` steps ahead, and how much of it arrives here.
+        ahead = functional.pad(x[..., reach:], (0, reach))
+        x = torch.addcmul(x, decay, ahead)
+        decay = decay * functional.pad(decay[..., reach:], (0, reach))
+        reach *= 2
+    return x
 
 
 def path_weights(continues: Tensor, gamma: float) -> Tensor:

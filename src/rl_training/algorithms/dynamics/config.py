@@ -6,11 +6,19 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from rl_training.algorithms.dynamics.loss import BETA
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import SpecMismatch
 from rl_training.models.mlp_mopo import WEIGHT_DECAY, MLPMOPOEnsembleModel
 from rl_training.rng import Rng
-from rl_training.validation import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Settings
+from rl_training.validation import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+)
 from rl_training.validation import Sizes as LayerSizes
 
 Decays = Annotated[
@@ -21,6 +29,15 @@ Decays = Annotated[
         json_schema_input_type=Annotated[list[NonNegativeFloat], Field(min_length=1)],
     ),
 ]
+
+Entries = Annotated[
+    tuple[NonNegativeInt, ...],
+    BeforeValidator(
+        lambda value: tuple(value) if isinstance(value, list) else value,
+        json_schema_input_type=list[NonNegativeInt],
+    ),
+]
+"""Numbers of entries of the observation, from 0."""
 
 
 class EnsembleConfig(Settings):
@@ -34,10 +51,21 @@ class EnsembleConfig(Settings):
     """Step size of the ensemble."""
     model_weight_decay: Decays = WEIGHT_DECAY
     """L2 penalty of each layer's weights; stretched to the number of layers where that differs."""
+    model_nll_beta: Fraction = BETA
+    """Exponent of the predicted variance that weighs errors of the mean; 0 is the likelihood, 1
+    least squares."""
     model_learn_logvar_bounds: bool = True
-    """Learn the bounds of the predicted log-variance; false keeps them at -10 and 0.5."""
+    """Learn the bounds of the log-variance of standardised targets; false keeps -10 and 0.5."""
     model_learn_terminations: bool = False
     """Learn when episodes end, for tasks whose termination function is not known."""
+    model_learn_reward: bool = True
+    """Learn the reward; false needs a known `reward_function`."""
+    model_angles: Entries = ()
+    """Entries of the observation that the model sees as sine and cosine."""
+    model_hidden: Entries = ()
+    """Entries of the observation that the model does not see, such as the place of a runner."""
+    model_no_delta: Entries = ()
+    """Entries of the observation whose next value is predicted in place of their change."""
 
 
 class DynamicsConfig(EnsembleConfig):
@@ -55,11 +83,16 @@ class DynamicsConfig(EnsembleConfig):
     model_holdout_max: PositiveInt = 5_000
     """Most rows held out."""
     model_patience: PositiveInt = 5
-    """Epochs in a row without a better member after which a fit ends."""
+    """Epochs without a gain in hold-out error after which a fit ends."""
+    model_patience_updates: PositiveInt = 300
+    """Gradient steps without a gain that a fit waits for as well: few rows make short epochs."""
     model_min_improvement: Fraction = 0.01
-    """Least relative gain in hold-out error that makes a member better; 0 takes any gain."""
+    """Least relative gain in the members' mean hold-out error for which a fit goes on."""
+    model_min_gain: NonNegativeFloat = 5e-4
+    """The same as a share of the targets' variance: without noise in the data, relative gains never
+    end."""
     model_max_epochs: PositiveInt | None = None
-    """Most epochs of one fit; null leaves it to `model_patience`."""
+    """Most epochs of one fit; null leaves it to the patience."""
 
 
 def dynamics_network(env: EnvSpec, config: EnsembleConfig, rng: Rng) -> MLPMOPOEnsembleModel:
@@ -90,6 +123,10 @@ def dynamics_network(env: EnvSpec, config: EnsembleConfig, rng: Rng) -> MLPMOPOE
         else config.num_ensembles,
         learn_logvar_bounds=config.model_learn_logvar_bounds,
         learn_terminations=config.model_learn_terminations,
+        learn_reward=config.model_learn_reward,
+        angles=config.model_angles,
+        hidden=config.model_hidden,
+        no_delta=config.model_no_delta,
         weight_decay=config.model_weight_decay,
         rng=rng,
     )

@@ -1,12 +1,19 @@
 """Fitting the dynamics ensemble: hold-out split, snapshots, early stop, elites.
 
 As in the authors' code of MBPO (Janner et al., 2019, arXiv:1906.08253) and MOPO (Yu et al., 2020,
-arXiv:2005.13239); the loss stands in `dynamics.py`.
+arXiv:2005.13239); the loss is in `loss.py`.  A fit begins with statistics of its rows, under which
+the model predicts what it did, a new optimizer state, and the hold-out error of the weights it has:
+what it returns is never worse.
 
-Shapes: S seeds, M members, B batch, W columns, N rows, n rows to fit on, H rows held out.
+Shapes: S seeds, M members, B batch, W columns, N rows, n rows to fit on, H rows held out, O
+outputs.
 
-Deviations: the last batch of an epoch is filled up from the epoch's beginning, so that all batches
-have one shape; the optimizer's moments live on from one fit to the next.
+Deviations: the hold-out error is that of standardised targets, so that every output counts; theirs
+is in raw units, and the largest output alone decides.  Patience counts gradient steps beside
+epochs.  A row that is held out stays held out in later fits: drawn again for each fit, the set
+would hold rows that the weights have learned by heart.  The optimizer begins again with each fit.
+The last batch of an epoch is filled up from the epoch's beginning, so that all batches have one
+shape.
 """
 
 from __future__ import annotations
@@ -29,8 +36,9 @@ from rl_training.rng import Rng
 from rl_training.state import Counter, Stateful
 
 _FIT, _EPOCH = 1 << 32, 16
-"""Numbered draws between two fits and between two epochs."""
-_WORST = torch.finfo(torch.float32).max
+"""Numbered draws between two fits and between two epochs; those of the first fit begin at `_FIT`,
+below are the draws that all fits share."""
+_WORST = 1e30
 """An error before the first; infinity would be taken for divergence when a run is saved."""
 
 
@@ -86,7 +94,10 @@ class DynamicsTrainer(Stateful):
         lead = (model.num_seeds, model.num_ensembles)
         self.best_error = torch.full(lead, _WORST, device=device)
         """Hold-out error of each member's snapshot `[S, M]`; after a fit, of the member."""
+        self.mark = torch.zeros(model.num_seeds, device=device)
+        """Mean of `best_error` at the latest gain that counts, per seed."""
         self.stale = torch.zeros(model.num_seeds, dtype=torch.int64, device=device)
+        """Gradient steps since that gain, per seed."""
         self.active = torch.ones(model.num_seeds, dtype=torch.bool, device=device)
         """Seeds whose fit goes on."""
         self.epochs = torch.zeros(model.num_seeds, dtype=torch.int64, device=device)
@@ -131,12 +142,12 @@ class DynamicsTrainer(Stateful):
 
         Tensor operations only, so that it can be compiled.
         """
-        metrics = mopo_model_loss(self.model, rows)
+        metrics = mopo_model_loss(self.model, rows, self.config.model_nll_beta)
         self.optimizer.minimize(metrics["mopo_model_loss"], active)
         return {name: value.detach() for name, value in metrics.items()}
 
     def fit_statistics(self, rows: Tensor, index: Tensor | None = None) -> None:
-        """Standardise inputs by mean and deviation of `rows` `[S or 1, N, W]`, or some of them.
+        """Standardise by mean and deviation of `rows` `[S or 1, N, W]`, or some of them.
 
         Args:
             rows: The table.
@@ -161,15 +172,15 @@ class DynamicsTrainer(Stateful):
                 epoch is cut short.
 
         Returns:
-            `holdout_error [S, M]`, `epochs [S]`, the rows that were `held_out` `[S, H]`, and the
-            metrics of the last gradient step `[S]`.
+            `holdout_error [S, M]` of standardised targets, `epochs [S]`, the rows that were
+            `held_out` `[S, H]`, and the metrics of the last gradient step `[S]`.
 
         Raises:
             DataError: When the rows are too few to hold some out, or are of another width.
         """
         held_out, kept = self._split(rows)
         if self.epoch.value == 0:
-            self._begin(rows, kept)
+            self._begin(rows, held_out, kept)
         metrics: dict[str, Tensor] = {}
         while (running := int(self.active.sum())) > 0:
             if self.epoch.value and on_epoch is not None:
@@ -178,7 +189,7 @@ class DynamicsTrainer(Stateful):
             mask = None if running == self.model.num_seeds else self.active
             done = self.epoch.value * self.epoch_steps(rows)
             metrics = self._run_epoch(rows, kept, mask, None if updates is None else updates - done)
-            self._note(self.holdout_errors(rows, held_out))
+            self._note(self.holdout_errors(rows, held_out), self.epoch_steps(rows))
             if updates is not None:
                 self.active.fill_(done + self.epoch_steps(rows) < updates)
         self._finish()
@@ -218,17 +229,36 @@ class DynamicsTrainer(Stateful):
                 f"[{self.model.num_seeds} or 1, N, {width}]; make it with model_rows"
             )
         self.require_rows(count)
-        held = self._num_held_out(count)
-        self.rng.seek(self.num_fits.value * _FIT)
-        order = self.rng.permutation(count)
-        return order[:, :held], order[:, held:]
+        return self._held_out(count)
+
+    def _held_out(self, count: int) -> tuple[Tensor, Tensor]:
+        """Take one row of each of H stretches of the table, chosen once and for all.
+
+        A row keeps its place in the table, and the numbers drawn for a stretch do not depend on
+        how many follow.  Of more stretches than may be held out those with the least number count:
+        a later stretch may take an earlier one's place, never the other way round.
+        """
+        ratio, most = self.config.model_holdout_ratio, self._num_held_out(count)
+        stretches = int(count * ratio)
+        self.rng.seek(0)
+        within, rank = self.rng.uniform(stretches), self.rng.uniform(stretches)  # [S, stretches]
+        bounds = torch.arange(stretches + 1, device=within.device, dtype=torch.float64) / ratio
+        first = bounds.ceil().long().clamp(max=count)
+        row = first[:-1] + (within * (first[1:] - first[:-1])).long()
+        held = row.gather(1, rank.argsort(dim=1, stable=True)[:, :most])
+        is_held = torch.zeros(held.shape[0], count, dtype=torch.int8, device=held.device)
+        order = is_held.scatter_(1, held, 1).argsort(dim=1, stable=True)
+        return held, order[:, : count - most]
 
     @torch.no_grad()
-    def _begin(self, rows: Tensor, kept: Tensor) -> None:
+    def _begin(self, rows: Tensor, held_out: Tensor, kept: Tensor) -> None:
         self.fit_statistics(rows, kept)
+        self.optimizer.reset()
         for kept_tensor, now in zip(self.best.tensors, self.optimizer.parameters, strict=True):
             kept_tensor.copy_(now)
-        self.best_error.fill_(_WORST)
+        error = self.holdout_errors(rows, held_out)
+        self.best_error.copy_(error.nan_to_num(_WORST, _WORST))
+        self.mark.copy_(self.best_error.mean(1))
         self.stale.zero_()
         self.epochs.zero_()
         self.active.fill_(True)
@@ -252,7 +282,7 @@ class DynamicsTrainer(Stateful):
 
     def _epoch_order(self, total: int) -> Tensor:
         """In which order each member sees the rows in this epoch, `[S, M, n]`."""
-        members, start = self.model.num_ensembles, self.num_fits.value * _FIT
+        members, start = self.model.num_ensembles, (self.num_fits.value + 1) * _FIT
         self.rng.seek(start + (self.epoch.value + 1) * _EPOCH)
         order = self.rng.permutation(total, members)
         if self.config.model_bootstrap == "shuffle":
@@ -261,25 +291,41 @@ class DynamicsTrainer(Stateful):
         return self.rng.integers(total, members, total).gather(2, order)
 
     @torch.no_grad()
-    def holdout_errors(self, rows: Tensor, index: Tensor) -> Tensor:
-        """Mean squared error of every member `[S, M]` on rows `index` `[S, H]` of the table."""
-        size = self.model.obs_dim + self.model.action_dim
+    def output_errors(self, rows: Tensor, index: Tensor) -> Tensor:
+        """Mean squared error of every member and output, `[S, M, O]`, of standardised targets.
+
+        Args:
+            rows: The table.
+            index: Rows of it `[S, H]`.
+        """
+        model = self.model
+        size = model.obs_dim + model.action_dim
         held = take_rows(rows.expand(index.shape[0], -1, -1), index).unsqueeze(1)
-        mean = self.model.members()(held[..., :size]).mean
-        return (mean - held[..., size:-1]).square().mean((2, 3))
+        mean = model.members().standardised(held[..., :size]).mean
+        target = (model.targets(held) - model.target_mean) / model.target_scale
+        return (mean - target).square().mean(2)
+
+    def holdout_errors(self, rows: Tensor, index: Tensor) -> Tensor:
+        """Mean of `output_errors` over the outputs, `[S, M]`."""
+        return self.output_errors(rows, index).mean(2)
 
     @torch.no_grad()
-    def _note(self, error: Tensor) -> None:
+    def _note(self, error: Tensor, steps: int) -> None:
         """Keep the members that got better, and stop seeds in which none did for long enough."""
         config = self.config
         # A seed that rests keeps weights and error, so nothing of it can get better.
-        better = error < self.best_error * (1 - config.model_min_improvement)  # [S, M]
+        better = error < self.best_error  # [S, M]
         self.best_error.copy_(torch.where(better, error, self.best_error))
         for kept, now in zip(self.best.tensors, self.optimizer.parameters, strict=True):
             kept.copy_(torch.where(better.view(*better.shape, 1, 1), now, kept))
+        reached = self.best_error.mean(1)
+        gain = (config.model_min_improvement * self.mark).clamp(min=config.model_min_gain)
+        passed = reached < self.mark - gain  # [S]
+        self.mark.copy_(torch.where(passed, reached, self.mark))
         self.epochs += self.active
-        self.stale.copy_(torch.where(better.any(1), 0, self.stale + 1))
-        self.active &= self.stale < config.model_patience
+        self.stale.copy_(torch.where(passed, 0, self.stale + steps))
+        patience = max(config.model_patience * steps, config.model_patience_updates)
+        self.active &= self.stale < patience
         if config.model_max_epochs is not None:
             self.active &= self.epochs < config.model_max_epochs
         self.epoch.value += 1
@@ -291,5 +337,6 @@ class DynamicsTrainer(Stateful):
             now.copy_(kept)
         order = self.best_error.argsort(dim=1, stable=True)
         self.model.elites.copy_(order[:, : self.model.num_elites])
+        self.model.fitted.fill_(1)
         self.num_fits.value += 1
         self.epoch.value = 0

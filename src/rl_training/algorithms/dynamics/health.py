@@ -11,14 +11,16 @@ import math
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.dynamics.rollout import Imagined, Penalty
+from rl_training.algorithms.dynamics.rollout import Imagined, Penalty, uncertainty
 from rl_training.data.replay.storage import ReplayBuffer
-from rl_training.models.dynamics import max_aleatoric, mean_disagreement, take_rows
+from rl_training.models.dynamics import take_rows
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
 from rl_training.rng import Rng
 
 WITHIN_1_SIGMA = math.erf(1 / math.sqrt(2))
 WITHIN_2_SIGMA = math.erf(2 / math.sqrt(2))
+MOST_NAMED = 32
+"""Entries of an observation that the log shows one by one."""
 
 
 @torch.no_grad()
@@ -30,16 +32,28 @@ def calibration(model: MLPMOPOEnsembleModel, rows: Tensor) -> dict[str, Tensor]:
         rows: Rows it has not seen `[S, B, W]`.
 
     Returns:
-        `within_1_sigma` (0.683 if calibrated), `within_2_sigma` (0.954), and
-        `calibration_error`, the larger distance from these.
+        `within_1_sigma` (0.683 if calibrated), also by output, `within_2_sigma` (0.954), and
+        `calibration_error`, the larger distance of the two from these.
     """
     size = model.obs_dim + model.action_dim
     mean, logvar, _ = model.members()(rows[..., :size].unsqueeze(1))
-    distance = (rows[..., size:-1].unsqueeze(1) - mean).abs() * torch.exp(-0.5 * logvar)
-    one = (distance <= 1).float().mean((1, 2, 3))
-    two = (distance <= 2).float().mean((1, 2, 3))
+    distance = (model.targets(rows).unsqueeze(1) - mean).abs() * torch.exp(-0.5 * logvar)
+    each = (distance <= 1).float().mean((1, 2))  # [S, O]
+    one, two = each.mean(1), (distance <= 2).float().mean((1, 2, 3))
     error = torch.maximum((one - WITHIN_1_SIGMA).abs(), (two - WITHIN_2_SIGMA).abs())
-    return {"within_1_sigma": one, "within_2_sigma": two, "calibration_error": error}
+    found = {"within_1_sigma": one, "within_2_sigma": two, "calibration_error": error}
+    return found | named_outputs(model, "within_1_sigma", each)
+
+
+def named_outputs(model: MLPMOPOEnsembleModel, name: str, values: Tensor) -> dict[str, Tensor]:
+    """Name values `[S, O]` by output, `name_obs_0` to `name_reward`.
+
+    Of more observations than `MOST_NAMED` only the reward is named.
+    """
+    size, found = model.obs_dim, {}
+    if size <= MOST_NAMED:
+        found = {f"{name}_obs_{entry}": values[:, entry] for entry in range(size)}
+    return found | ({f"{name}_reward": values[:, size]} if model.learn_reward else {})
 
 
 @torch.no_grad()
@@ -51,9 +65,9 @@ def penalty_correlation(
     Near 1 the penalty points at what the model does not know, at 0 it is noise.
     """
     size = model.obs_dim + model.action_dim
-    mean, logvar, _ = model.members()(rows[..., :size].unsqueeze(1))
-    guess = mean_disagreement(mean) if penalty == "disagreement" else max_aleatoric(logvar)
-    error = (rows[..., size:-1] - mean.mean(1)).square().sum(-1).sqrt()
+    predicted = model.members()(rows[..., :size].unsqueeze(1))
+    guess = uncertainty(penalty, predicted, model.obs_dim)
+    error = (model.targets(rows) - predicted.mean.mean(1)).square().sum(-1).sqrt()
     guess, error = guess - guess.mean(1, keepdim=True), error - error.mean(1, keepdim=True)
     size_of_both = (guess.square().sum(1) * error.square().sum(1)).sqrt()
     return (guess * error).sum(1) / size_of_both.clamp(min=1e-12)
@@ -78,7 +92,7 @@ def open_loop_error(model: MLPMOPOEnsembleModel, obs: Tensor, actions: Tensor) -
     errors = []
     for step in range(actions.shape[2]):
         action = actions[:, None, :, step].expand(-1, members.count, -1, -1)
-        state = state + members(torch.cat((state, action), -1)).mean[..., :-1]
+        state = model.next_obs(state, members(torch.cat((state, action), -1)).mean)
         errors.append((state.mean(1) - obs[:, :, step + 1]).square().mean((1, 2)).sqrt())
     return torch.stack(errors, 1)
 

@@ -15,11 +15,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rl_training.errors import ConfigError
 from rl_training.models.dynamics import (
     Assignment,
     Members,
     Prediction,
     max_aleatoric,
+    max_mean_deviation,
     mean_disagreement,
     sample_gaussian,
     take_rows,
@@ -32,7 +34,16 @@ Policy = Callable[[Tensor], Tensor]
 TransitionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of `obs [S, B, D], action [S, B, A], next_obs [S, B, D]` in learner units; gives `[S, B]`."""
 Sampling = Literal["ts1", "tsinf"]
-Penalty = Literal["aleatoric", "disagreement", "none"]
+Penalty = Literal["aleatoric", "mean_deviation", "disagreement", "none"]
+
+
+def uncertainty(kind: Penalty, predicted: Prediction, obs_dim: int) -> Tensor:
+    """Return how little is known `[S, B]`, from the predictions of all members `[S, M, B, O]`."""
+    if kind == "aleatoric":
+        return max_aleatoric(predicted.logvar)
+    if kind == "mean_deviation":
+        return max_mean_deviation(predicted.mean[..., :obs_dim])
+    return mean_disagreement(predicted.mean)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +93,18 @@ class ModelEnv:
             model: The ensemble; its weights are read anew by every roll-out.
             rng: Source of the randomness, usually the learner's.
             sampling: A new elite each step, or one per row for the whole roll-out.
-            penalty: Largest norm of predicted deviations, deviation of the members' means, or 0.
+            penalty: See `uncertainty`; `none` is 0.
             termination: When episodes end; None is the model's own head, or never without one.
             reward: A known reward in place of the learned one.
+
+        Raises:
+            ConfigError: When the reward is neither known nor learned.
         """
+        if reward is None and not model.learn_reward:
+            raise ConfigError(
+                "the dynamics ensemble does not learn the reward (model_learn_reward is false), "
+                "and none is known; set reward_function, or let it learn the reward"
+            )
         self.model, self.rng, self.sampling, self.penalty = model, rng, sampling, penalty
         self.termination, self.reward = termination, reward
 
@@ -106,10 +125,10 @@ class ModelEnv:
         elite = self.model.elites.gather(1, assignment.slot)  # [S, B]
         predicted, penalty = self._predict(x, elite, assignment, members)
         drawn = sample_gaussian(predicted, self.rng)
-        next_obs = obs + drawn[..., :-1]
-        reward = drawn[..., -1]
-        if self.reward is not None:
-            reward = self.reward(obs, action, next_obs)
+        next_obs = self.model.next_obs(obs, drawn)
+        # Without a known reward the model has one.
+        known = self.reward
+        reward = drawn[..., -1] if known is None else known(obs, action, next_obs)
         finite = torch.isfinite(next_obs).all(-1) & torch.isfinite(reward)
         return Imagined(
             obs=obs,
@@ -129,9 +148,7 @@ class ModelEnv:
             return assignment(members, x), x.new_zeros(x.shape[:2])
         everyone = members(x.unsqueeze(1))
         whom = Assignment(assignment.order, assignment.place, elite, members.count)
-        aleatoric = self.penalty == "aleatoric"
-        penalty = max_aleatoric(everyone.logvar) if aleatoric else mean_disagreement(everyone.mean)
-        return whom.pick(everyone), penalty
+        return whom.pick(everyone), uncertainty(self.penalty, everyone, self.model.obs_dim)
 
     def _ends(self, obs: Tensor, action: Tensor, next_obs: Tensor, predicted: Prediction) -> Tensor:
         if self.termination is not None:

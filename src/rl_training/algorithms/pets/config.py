@@ -68,6 +68,8 @@ class PETSConfig(AlgoConfig):
     """`tsinf` keeps a particle's member for the whole plan, `ts1` changes it at each step."""
     planning_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the old mean and variance that an iteration keeps (`cem`, `icem`)."""
+    planning_spread: PositiveFloat = 0.25
+    """Deviation that a search begins with, as a share of the range of actions (`cem`, `icem`)."""
     planning_epsilon: NonNegativeFloat = 1e-3
     """Largest variance of a plan at which its search stands still (`cem`, `icem`)."""
     planning_noise_exponent: NonNegativeFloat = 2.0
@@ -83,6 +85,9 @@ class PETSConfig(AlgoConfig):
     reward_function: str = "auto"
     """Reward of imagined steps: `auto` is the task's own where that is known, else learned;
     `learned`, or `module:function`."""
+    value_function: str | None = None
+    """What lies beyond a plan: `module:function`, whose value of the last imagined step is added to
+    the return of a plan that has not ended; null adds nothing."""
     termination_function: str = "auto"
     """Ends of imagined episodes: `auto` is the task's own rule where that is known, else learned
     with `model_learn_terminations`, else none; `never`, or `module:function`."""
@@ -133,6 +138,7 @@ class PETSConfig(AlgoConfig):
             iterations=self.planning_iterations,
             momentum=self.planning_momentum,
             epsilon=self.planning_epsilon,
+            spread=self.planning_spread,
             noise_exponent=self.planning_noise_exponent,
             keep_fraction=self.planning_keep_fraction,
             population_decay=self.planning_population_decay,

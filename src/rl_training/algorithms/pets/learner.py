@@ -5,23 +5,25 @@ first of a plan found by the cross-entropy method, rated by particles that follo
 ensemble.  There is no policy: what is left of a plan starts the next search.
 Shapes: S seeds, n environments, B batch, M members, H steps, D observation, A action.
 
-Deviations: members learn from batches drawn independently from the whole replay instead of from one
-    bootstrap sample each; updates go on from the weights and moments before, in rounds of fixed
-    length; the reward is learned too, and used where the task's own is not known; actions are
-    planned in learner units, [-1, 1].
+Deviations: those of the ensemble (`models.mlp_mopo`, `algorithms.dynamics.loss`); members learn
+    from batches drawn independently from the whole replay instead of from one bootstrap sample
+    each; updates go on from the weights and moments before, in rounds of fixed length; the reward
+    is learned too, and used where the task's own is not known; actions are planned in learner
+    units, [-1, 1].
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import StepOutput
 from rl_training.algorithms.dynamics.config import EnsembleConfig, dynamics_network
 from rl_training.algorithms.dynamics.loss import (
+    BETA,
     batch_rows,
+    buffer_rows,
     dealt_rows,
     fit_statistics,
     mopo_model_loss,
@@ -39,20 +41,21 @@ from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
 from rl_training.rng import Rng
 
 
-def pets_loss(model: nn.Module, batch: TransitionBatch) -> dict[str, Tensor]:
+def pets_loss(model: nn.Module, batch: TransitionBatch, beta: float = BETA) -> dict[str, Tensor]:
     """Negative log-likelihood of change of observation and reward (Eq. 1), summed over members.
 
     Args:
         model: The ensemble, or any module with `predict_distribution`.
         batch: Single steps `[S, B, ...]`; members of the ensemble learn from B // M rows each, of
             another module from all of them.
+        beta: Of the ensemble, see `balanced_nll`.
 
     Returns:
         `model_loss [S]`, to be minimised, and mean absolute errors `reward_mae`, `delta_obs_mae`.
     """
     rows = batch_rows(batch)
     if isinstance(model, MLPMOPOEnsembleModel):
-        found = mopo_model_loss(model, dealt_rows(rows, model.num_ensembles))
+        found = mopo_model_loss(model, dealt_rows(rows, model.num_ensembles), beta)
         names = {"model_loss": "mopo_model_loss"}
         return {n: found[names.get(n, n)] for n in ("model_loss", "reward_mae", "delta_obs_mae")}
     known: Any = model
@@ -88,10 +91,10 @@ class PETS(Planned):
             )
 
     def begin_round(self, buffer: ReplayBuffer) -> None:
-        """Standardise the model's inputs by all that was seen."""
+        """Standardise what the model takes and gives by all that was seen."""
         if isinstance(self.dynamics_model, MLPMOPOEnsembleModel):
-            seen = (buffer.rows[name][:, : len(buffer)] for name in ("obs", "action"))
-            fit_statistics(self.dynamics_model, torch.cat(tuple(seen), -1))
+            fit_statistics(self.dynamics_model, buffer_rows(buffer))
+            self.dynamics_model.fitted.fill_(1)
 
     def step(self, batch: TransitionBatch) -> StepOutput:
         """Take one gradient step of all members."""
@@ -100,7 +103,8 @@ class PETS(Planned):
                 f"{type(self.dynamics_model).__name__} has no parameters to learn; plan through it "
                 "with plan_action, without updates"
             )
-        metrics = pets_loss(self.dynamics_model, batch)
+        beta = self.part(EnsembleConfig).model_nll_beta
+        metrics = pets_loss(self.dynamics_model, batch, beta)
         self.optimizer.minimize(metrics["model_loss"])
         return StepOutput(metrics)
 

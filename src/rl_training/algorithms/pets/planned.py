@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import ActingPart, ActingState, TransitionLearner
 from rl_training.algorithms.dynamics.config import EnsembleConfig
-from rl_training.algorithms.dynamics.rollout import TransitionFunction
 from rl_training.algorithms.pets.config import PETSConfig, check_planning
 from rl_training.algorithms.pets.planners import Bounds, search
 from rl_training.algorithms.pets.planning import (
@@ -34,6 +33,15 @@ from rl_training.envs.tasks.terminations import termination_for
 from rl_training.errors import ConfigError
 from rl_training.rng import Rng
 from rl_training.state import transient
+
+
+class KnownFunctions(NamedTuple):
+    """What is known of a task; None is learned, or not there."""
+
+    reward: BoundFunction | None = None
+    ends: BoundFunction | None = None
+    value: BoundFunction | None = None
+    """Of the last imagined step, for what comes after it."""
 
 
 class Planned(TransitionLearner):
@@ -55,7 +63,7 @@ class Planned(TransitionLearner):
         # In a tuple, which holds no state: given anew, but an input of compiled programs.
         ones = torch.ones(model.action_dim, device=self.device)
         self._box = transient((-ones, ones))
-        self._functions: tuple[TransitionFunction | None, TransitionFunction | None] = (None, None)
+        self._functions = KnownFunctions()
         self._programs: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._not_imported: NotImportedError | None = None
 
@@ -65,27 +73,29 @@ class Planned(TransitionLearner):
         A function that would have to be imported, and may not be, is missed when planning.
         """
         try:
-            reward, ends = self._known_functions(env, env_kwargs, may_import)
+            self._functions = self._known_functions(env, env_kwargs, may_import)
         except NotImportedError as error:
             self._not_imported = error
             return
-        self._not_imported, self._functions = None, (reward, ends)
-        bounds = [(f.low, f.high) for f in (reward, ends) if f is not None]
-        self._function_bounds = tuple(bounds)
+        self._not_imported = None
+        self._function_bounds = tuple((f.low, f.high) for f in self._functions if f is not None)
 
     def _known_functions(
         self, env: EnvSpec, env_kwargs: Mapping[str, Any], may_import: bool
-    ) -> tuple[BoundFunction | None, BoundFunction | None]:
+    ) -> KnownFunctions:
         config, device = self.config, self.device
-        reward = ends = None
-        if config.reward_function != "learned":
-            name = config.reward_function
-            reward = reward_for(env, env_kwargs, name, device, may_import=may_import)
+
+        def rewards(name: str | None) -> BoundFunction | None:
+            if name is None or name == "learned":
+                return None
+            return reward_for(env, env_kwargs, name, device, may_import=may_import)
+
+        ends = None
         learns_ends = self.part(EnsembleConfig).model_learn_terminations
         if not learns_ends or config.termination_function != "auto":
             name = config.termination_function
             ends = termination_for(env, env_kwargs, name, device, may_import=may_import)
-        return reward, ends
+        return KnownFunctions(rewards(config.reward_function), ends, rewards(config.value_function))
 
     def initial_acting_state(self, num_envs: int) -> PlanningState:
         """Return empty plans, and the randomness of the searches from them."""
@@ -160,14 +170,20 @@ class Planned(TransitionLearner):
     def _sampler(self) -> TrajectorySampler:
         if self._not_imported is not None:
             raise self._not_imported
-        reward, termination = self._functions
+        known = self._functions
+        if known.reward is None and not getattr(self.dynamics_model, "learn_reward", True):
+            raise ConfigError(
+                "algo_kwargs.model_learn_reward is false, so the reward must be known; name a "
+                "reward_function, or let the model learn the reward"
+            )
         return TrajectorySampler(
             model=self.dynamics_model,
             particles=self.config.planning_particles,
             sampling=self.config.trajectory_sampling,
             gamma=self.config.gamma,
-            reward=reward,
-            termination=termination,
+            reward=known.reward,
+            termination=known.ends,
+            value=known.value,
         )
 
     @torch.no_grad()

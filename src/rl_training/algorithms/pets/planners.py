@@ -37,6 +37,7 @@ class PlannerSettings:
     iterations: int = 5
     momentum: float = 0.1
     epsilon: float = 1e-3
+    spread: float = 0.25
     noise_exponent: float = 2.0
     keep_fraction: float = 0.3
     population_decay: float = 1.25
@@ -74,10 +75,9 @@ class Bounds:
         """What a plan is filled up with."""
         return (self.low + self.high) / 2
 
-    @property
-    def spread(self) -> Tensor:
-        """Variance that a search begins with, a quarter of the range squared."""
-        return ((self.high - self.low) / 4).square()
+    def variance(self, spread: float) -> Tensor:
+        """Variance `[A]` of a deviation that is this share of the range."""
+        return (spread * (self.high - self.low)).square()
 
     def clamp(self, action: Tensor) -> Tensor:
         """Bring actions into the box."""
@@ -147,7 +147,7 @@ def _cem(
     settings: PlannerSettings,
     rng: Rng,
 ) -> tuple[Tensor, Tensor]:
-    mean, variance = start, bounds.spread.expand_as(start)
+    mean, variance = start, bounds.variance(settings.spread).expand_as(start)
     for _ in range(settings.iterations):
         noise = rng.truncated_normal(start.shape[1], settings.candidates, *start.shape[2:])
         deviation = capped_variance(mean, variance, bounds).sqrt()
@@ -189,7 +189,7 @@ def _icem(
     settings: PlannerSettings,
     rng: Rng,
 ) -> tuple[Tensor, Tensor]:
-    mean, variance = start, bounds.spread.expand_as(start)
+    mean, variance = start, bounds.variance(settings.spread).expand_as(start)
     elites = start.unsqueeze(2)
     for index in range(settings.iterations):
         lead = (start.shape[1], settings.population(index))

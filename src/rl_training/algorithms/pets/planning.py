@@ -119,6 +119,8 @@ class TrajectorySampler:
     """A known reward; None is the model's."""
     termination: TransitionFunction | None = None
     """When episodes end; None is the model's own head, or never without one."""
+    value: TransitionFunction | None = None
+    """What is still to come after the last step of a plan; None is nothing."""
 
     def objective(
         self, obs: Tensor, rng: Rng, returns: Returns | None = None
@@ -169,6 +171,9 @@ class TrajectorySampler:
             next_obs, reward, ends = self._step(obs, action, noise, predict, step == 0)
             total = torch.where(alive, total + self.gamma**step * reward, total)
             alive = alive if ends is None else alive & ~ends
+            if self.value is not None and step == plans.shape[2] - 1:
+                beyond = self.gamma ** (step + 1) * self.value(obs, action, next_obs)
+                total = torch.where(alive, total + beyond, total)
             obs = next_obs
         total = torch.where(torch.isfinite(total), total, WORST_RETURN)
         return total.mean(1)
@@ -190,7 +195,12 @@ class TrajectorySampler:
         assert mean is not None
         assert logvar is not None
         deviation = torch.exp(0.5 * logvar[..., :size])
-        next_obs = obs + torch.addcmul(mean[..., :size], deviation, noise)
+        drawn = torch.addcmul(mean[..., :size], deviation, noise)
+        model = self.model
+        if isinstance(model, MLPMOPOEnsembleModel):
+            next_obs = model.next_obs(obs, drawn)
+        else:
+            next_obs = obs + drawn
         reward = mean[..., -1] if self.reward is None else self.reward(obs, action, next_obs)
         if self.termination is not None:
             return next_obs, reward, self.termination(obs, action, next_obs)

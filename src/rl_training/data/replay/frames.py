@@ -151,8 +151,9 @@ class FrameReplayBuffer(ReplayBuffer):
         own = super()._staged_fields()
         return {**own, _NEWEST: own["frame"]}
 
-    def _store_staged(self) -> None:
-        super()._store_staged()
+    def store_staged(self) -> None:
+        """Send a step, with the frames that follow it."""
+        super().store_staged()
         assert self._staging is not None
         self._newest.copy_(self._staging.device[_NEWEST])
 

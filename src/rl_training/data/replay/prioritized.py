@@ -27,6 +27,8 @@ PRIORITY_FLOOR = 1e-6
 class PrioritizedReplayBuffer(ReplayBuffer):
     """Ring of transitions drawn in proportion to their priority."""
 
+    stores_by_graph = False
+
     def __init__(
         self,
         capacity: int,

@@ -11,7 +11,7 @@ Shapes: S seeds, C capacity, B batch, n environments per seed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -34,8 +34,8 @@ Fields = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 SEGMENT_BYTES = 4 << 20
 ALIGNMENT = 64
 """Of allocated rows in bytes, as PyTorch's own."""
-_TABLE = "table"
-"""Name of all fields of the table together."""
+_TABLE, _ROWS, _COUNTS = "table", "places", "counts"
+"""Names of what is sent with a step: the table's fields together, its row numbers, the counts."""
 
 
 def untouched_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -70,6 +70,8 @@ class ReplayBuffer:
     """Of the dataset that batches are drawn from, where there is one."""
     _apart: ClassVar[tuple[str, ...]] = ()
     """Fields that a subclass stores and reads in its own way."""
+    stores_by_graph: ClassVar[bool] = True
+    """Whether `store_staged` is all that storing a step takes on the device."""
     _tracks_newest: ClassVar[bool] = False
     """Whether what is drawn depends on which row is the newest; n-step returns always do."""
 
@@ -135,7 +137,7 @@ class ReplayBuffer:
         self._arrays = {name: rows.numpy() for name, rows in self.rows.items()} if on_cpu else None
         self._staging: Staging | None = None
         self._staged: Mapping[str, Array] = {}
-        self._lanes = torch.arange(num_envs, device=device)
+        self._lanes = np.arange(num_envs)
         self._offset = torch.arange(self.num_tables, device=device).unsqueeze(1) * self.capacity
 
     def _fields(
@@ -211,8 +213,20 @@ class ReplayBuffer:
         next_obs: Array,
         terminated: Array,
         truncated: Array,
+        *,
+        store: Callable[[], None] | None = None,
     ) -> None:
-        """Store one step of all environments, arrays `[S, n, ...]`; rewards are the task's own."""
+        """Store one step of all environments, arrays `[S, n, ...]`.
+
+        Args:
+            obs: What was seen.
+            action: What was done.
+            reward: The task's own.
+            next_obs: What was seen then, at the end of an episode its last observation.
+            terminated: Where the episode ended.
+            truncated: Where it was cut off.
+            store: Calls `store_staged` on an accelerator, where that is part of a larger graph.
+        """
         if self.reward_scale != 1.0 or self.reward_shift != 0.0:
             reward = scale_rewards(reward, self.reward_scale, self.reward_shift)
         start = self.inserted.value % self.capacity
@@ -222,7 +236,7 @@ class ReplayBuffer:
             for array, value in zip(self._arrays.values(), self._values(step), strict=True):
                 array[:, start:stop] = value
         else:
-            self._send(step)
+            self._send(step, store)
         self.set_inserted(self.inserted.value + self.num_envs)
         self._added(start)
 
@@ -234,22 +248,31 @@ class ReplayBuffer:
     def _added(self, start: int) -> None:
         """Take note of a new step, whose rows begin at `start`; uniform sampling need not."""
 
-    def _send(self, step: StepArrays) -> None:
-        """Store one step on another device: one transfer and one captured graph."""
+    def prepare_staging(self) -> None:
+        """Allocate what steps are sent from; `store_staged` may be captured after that."""
         if self._staging is None:
             self._staging = Staging(self._staged_fields(), self.device)
             self._staged = self._places_of_fields(self._staging.writable())
-            # What the graph counts on from.
-            self._next.set(self.inserted.value)
-            self._store = Captured(self._store_staged, self.device)
+            self._store = Captured(self.store_staged, self.device)
+
+    def _send(self, step: StepArrays, store: Callable[[], None] | None) -> None:
+        """Store one step on another device: one transfer and one captured graph."""
+        self.prepare_staging()
+        assert self._staging is not None
         self._staging.writable()
         for name, value in zip(self.rows, self._values(step), strict=True):
             self._staged[name][...] = value
-        self._store()
-        self._staging.mark_sent()
-        count = self.inserted.value + self.num_envs
+        before = self.inserted.value
+        count, size = before + self.num_envs, min(before + self.num_envs, self.drawable)
+        np.remainder(self._lanes + before, self.capacity, out=self._staged[_ROWS])
+        self._staged[_COUNTS][:] = count, size
+        if store is None:
+            self._store()
+            self._staging.mark_sent()
+        else:
+            store()
         self._next.moved(count)
-        self._size.moved(min(count, self.drawable))
+        self._size.moved(size)
 
     def _places_of_fields(self, staged: Mapping[str, Array]) -> dict[str, Array]:
         """Return where each field of a step is written to, columns of the table among them."""
@@ -268,20 +291,20 @@ class ReplayBuffer:
             for name, shape in self._shapes.items()
             if name not in self._columns
         }
-        return {_TABLE: ((*lead, self._width), torch.float32)} | loose
+        own = {_ROWS: ((self.num_envs,), torch.int64), _COUNTS: ((2,), torch.int64)}
+        return {_TABLE: ((*lead, self._width), torch.float32)} | loose | own
 
-    def _store_staged(self) -> None:
-        """Put what was sent into its rows and move the counts, without a number of the host's."""
+    def store_staged(self) -> None:
+        """Send a step and put it into its rows, without a number of Python's; may be captured."""
         assert self._staging is not None
         self._staging.send()
-        staged, count = self._staging.device, self._next.tensor
-        rows = (count + self._lanes) % self.capacity
+        staged = self._staging.device
         table = self._table.view(self.num_tables, self.capacity, -1)
-        table.index_copy_(1, rows, staged[_TABLE])
+        table.index_copy_(1, staged[_ROWS], staged[_TABLE])
         for name in self._shapes.keys() - self._columns.keys():
-            self.rows[name].index_copy_(1, rows, staged[name])
-        count += self.num_envs
-        torch.clamp(count, max=self.drawable, out=self._size.tensor)
+            self.rows[name].index_copy_(1, staged[_ROWS], staged[name])
+        counts = [self._next.tensor, self._size.tensor]
+        torch._foreach_copy_(counts, list(staged[_COUNTS].unbind()))
 
     def set_inserted(self, count: int) -> None:
         """Say how many rows have been stored so far."""

@@ -2,10 +2,12 @@
 
 `ale_py.AtariVectorEnv` steps all its games or none, restarts a whole game after a lost life and
 cannot save an emulator. So each lane here has such an interface to itself, told to do nothing but
-hold an action: frames, the larger of the last two screens, and the resize. Actions are sent to all
-lanes before any answer is awaited, and a lane that needs more than one hold goes on while others
-work. Lives, FIRE, idle starts, limits and frame stacks are ours, as
-in `rl_training.envs.atari`, which `tests/envs/test_atari_vector.py` compares frame by frame.
+hold an action: frames, the larger of the last two screens, and the resize. Actions are sent to
+as many lanes as there are threads before an answer is awaited, and a lane that needs more than one
+hold goes on while others work. To begin a game takes longer than to step all lanes, so each lane
+has a second emulator that begins its next game while the first is played. Lives, FIRE, idle starts,
+limits and frame stacks are ours, as in `rl_training.envs.atari`, which
+`tests/envs/test_atari_vector.py` compares frame by frame.
 
 Deviations from that module, because of which `vector_mode: auto` does not choose this backend and
 its snapshots have a `kind` of their own:
@@ -35,6 +37,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.envs.atari import FIRE, NOOP, AtariOptions, emulator_kwargs
+from rl_training.envs.backends.mujoco_batch import usable_cores
 from rl_training.envs.factory import class_name, register_atari
 from rl_training.envs.options import wrapper_options
 from rl_training.envs.plain import State, encode, generator_from
@@ -53,6 +56,8 @@ _POSSIBLE = frozenset(
 )
 _NEVER = 2**31 - 2  # a limit that no episode reaches; the interface adds one to it
 _RESTART = -1
+_PATIENCE = {_RESTART: 12}
+"""Steps after which an order to a waiting emulator is surely carried out; 2 for a hold."""
 _FULL_STRENGTH = [1.0]
 
 _Turn: TypeAlias = Generator[int, None, None]
@@ -60,8 +65,11 @@ _Turn: TypeAlias = Generator[int, None, None]
 
 def why_no_atari_vector(env_id: str, env_kwargs: Mapping[str, Any]) -> str | None:
     """Why a game cannot run here with such keywords; None if it can."""
-    if wrapper_options(env_id, env_kwargs.get("wrappers")).atari is None:
+    options = wrapper_options(env_id, env_kwargs.get("wrappers")).atari
+    if options is None:
         return "env_kwargs.wrappers.atari is not set, and its preprocessing is built in there"
+    if not options.grayscale:
+        return "env_kwargs.wrappers.atari.grayscale is false, and frames are grey there"
     register_atari(env_id)
     name = class_name(env_id)
     if name != ATARI_CLASS or gym.registry[env_id].additional_wrappers:
@@ -100,7 +108,6 @@ class _Game:
         self._max_steps = max_steps
         self._restarted: tuple[Array, dict[str, Array]] | None = None
         self._last_order = NOOP
-        self.generator = np.random.default_rng(0)
         self.seed = -1
         """Seed of the emulator in this game; -1 where nothing is drawn in it."""
         self.sent = bytearray()
@@ -152,7 +159,7 @@ class _Game:
         return self.steps >= self._max_steps or frames_are_up
 
     def turn(self, action: int) -> _Turn:
-        """One step of the agent, and a new episode where it ends one."""
+        """One step of the agent, and the next life where it loses one."""
         before = self.lives
         yield from self._step(action)
         lost = self._options.episodic_life and self.lives < before
@@ -163,8 +170,11 @@ class _Game:
             return
         if not (self.over or truncated):
             yield from self._step(NOOP)  # on to the next life, as in AtariLives
-        if self.over or self._truncated:
-            yield from self.begin()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether another game must follow this one."""
+        return self.over or self._truncated
 
     def _step(self, action: int) -> _Turn:
         before, self._reward = self.lives, 0.0
@@ -174,11 +184,14 @@ class _Game:
             yield FIRE
         self.steps += 1
 
-    def begin(self) -> _Turn:
+    def begin(self, generator: np.random.Generator) -> _Turn:
         """A new game with idle holds, and with FIRE where a game waits for it."""
-        self.seed = int(self.generator.integers(2**31)) if self._sticky else -1
+        self.seed = int(generator.integers(2**31)) if self._sticky else -1
         most = self._options.noop_max // self._options.frame_skip
-        idle = int(self.generator.integers(most + 1))
+        idle = int(generator.integers(most + 1))
+        return self._begin(idle)
+
+    def _begin(self, idle: int) -> _Turn:
         yield _RESTART
         for action in (*[NOOP] * idle, *[FIRE] * self._fires):
             yield action
@@ -205,7 +218,6 @@ class _Game:
             "trace": self.trace,
             "seed": self.seed,
             "steps": self.steps,
-            "generator": encode(self.generator),
         }
 
     def difference(self, state: State) -> str | None:
@@ -217,15 +229,86 @@ class _Game:
         return None
 
 
+class _Lane:
+    """The game that is played, and the next one, which begins meanwhile on another emulator."""
+
+    def __init__(self, playing: _Game, waiting: _Game) -> None:
+        self.playing, self._waiting = playing, waiting
+        self.acted_in = playing
+        """The game of the agent's last action."""
+        self._generator = np.random.default_rng(0)
+        self._before: State = {}
+        """The generator's state before the next game drew from it."""
+        self._turn: _Turn | None = None
+        self._patience = 0
+        """Steps until the answer of the waiting emulator is awaited; 0 if none is due."""
+
+    def draw_from(self, generator: np.random.Generator) -> None:
+        """Draw games from this generator; one that has begun already is given up."""
+        if self._patience:
+            self._waiting.receive()
+        self._generator, self._turn, self._patience = generator, None, 0
+
+    def send(self, order: int) -> None:
+        """Let the emulator in play begin to carry out an order."""
+        self.playing.send(order)
+
+    def receive(self) -> None:
+        """Wait until the order is carried out."""
+        self.playing.receive()
+
+    def turn(self, action: int) -> _Turn:
+        """One step of the agent, and the next game where it ends one."""
+        self.acted_in = self.playing
+        yield from self.playing.turn(action)
+        if self.playing.is_finished:
+            yield from self.begin()
+
+    def begin(self) -> _Turn:
+        """Go over to the next game; what is left of its beginning is done now."""
+        turn = self._turn or self._waiting.begin(self._generator)
+        self.playing, self._waiting = self._waiting, self.playing
+        if self._patience:
+            self.playing.receive()
+        yield from turn
+        self._turn, self._patience = None, 0
+
+    def prepare(self) -> None:
+        """Go on with the beginning of the next game, without waiting for its emulator."""
+        if self._turn is None:
+            self._before = encode(self._generator)
+            self._turn = self._waiting.begin(self._generator)
+        elif self._patience == 0:
+            return  # it has begun
+        elif self._patience > 1:
+            self._patience -= 1
+            return
+        else:
+            self._waiting.receive()
+        order = next(self._turn, None)
+        if order is None:
+            self._patience = 0
+        else:
+            self._waiting.send(order)
+            self._patience = _PATIENCE.get(order, 2)
+
+    def snapshot(self) -> State:
+        """The game that is played, and what the next one is drawn from."""
+        drawn = self._turn is not None
+        return self.playing.snapshot() | {
+            "generator": self._before if drawn else encode(self._generator)
+        }
+
+
 class AtariVector:
-    """Games in threads; where an episode ends, the next begins while other lanes still work.
+    """Games in threads; where one ends, the next has begun already.
 
     Args:
         env_id: A game for which `why_no_atari_vector` knows no reason.
         env_kwargs: See `make_env`.
         seeds: The S seeds, for messages.
         num_envs: n, how many for each seed.
-        threads: Emulators that work at the same time; 0 lets all of them.
+        threads: Emulators that work at the same time; 0 takes as many as there are cores.
     """
 
     kind: ClassVar[str] = "atari_vector"
@@ -243,10 +326,11 @@ class AtariVector:
         self._env_id, self._seeds = env_id, tuple(seeds)
         self._shape = (len(seeds), num_envs)
         count = len(seeds) * num_envs
-        self.threads = min(count, threads or count)
+        self.threads = min(count, threads or usable_cores())
         keywords = gym.registry[env_id].kwargs | emulator_kwargs(options) | dict(env_kwargs)
         max_steps = int(env_kwargs.get("max_episode_steps") or _NEVER)
-        self.games = [_Game(keywords, options, max_steps) for _ in range(count)]
+        games = [_Game(keywords, options, max_steps) for _ in range(2 * count)]
+        self.lanes = [_Lane(*games[2 * lane : 2 * lane + 2]) for lane in range(count)]
         size = options.screen_size
         self._frames = [np.zeros((count, size, size), np.uint8) for _ in range(options.frame_stack)]
 
@@ -259,21 +343,21 @@ class AtariVector:
     @property
     def resume_level(self) -> ResumeLevel:
         """The weakest level of the games."""
-        return weakest_level(game.level for game in self.games)
+        return weakest_level(lane.playing.level for lane in self.lanes)
 
-    def _run(self, turns: Iterable[tuple[_Game, _Turn]]) -> None:
+    def _run(self, turns: Iterable[tuple[_Lane, _Turn]]) -> None:
         """Carry out the turns of some lanes, so many at a time as there are threads."""
-        waiting, busy = deque(turns), deque[tuple[_Game, _Turn]]()
+        waiting, busy = deque(turns), deque[tuple[_Lane, _Turn]]()
         while waiting or busy:
             if waiting and len(busy) < self.threads:
-                game, turn = waiting.popleft()
+                lane, turn = waiting.popleft()
             else:
-                game, turn = busy.popleft()
-                game.receive()
+                lane, turn = busy.popleft()
+                lane.receive()
             order = next(turn, None)
             if order is not None:
-                game.send(order)
-                busy.append((game, turn))
+                lane.send(order)
+                busy.append((lane, turn))
 
     def observations(self) -> Array:
         """The current observations, [S, n, K, H, H]."""
@@ -283,27 +367,30 @@ class AtariVector:
     def _fill_stacks(self, lanes: Iterable[int]) -> None:
         for lane in lanes:
             for frame in self._frames:
-                frame[lane] = self.games[lane].frame
+                frame[lane] = self.lanes[lane].playing.frame
 
     def reset(self, seeds: Sequence[int] | None) -> Array:
         """Begin new games everywhere, with new generators if there are seeds, S * n of them."""
-        for game, seed in zip(self.games, seeds or (), strict=seeds is not None):
-            game.generator = np.random.default_rng(seed)
-        self._run((game, game.begin()) for game in self.games)
-        self._fill_stacks(range(len(self.games)))
+        for lane, seed in zip(self.lanes, seeds or (), strict=seeds is not None):
+            lane.draw_from(np.random.default_rng(seed))
+        self._run((lane, lane.begin()) for lane in self.lanes)
+        self._fill_stacks(range(len(self.lanes)))
         return self.observations()
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array]:
         """One step of all environments with actions [S, n]."""
         chosen: list[int] = actions.ravel().tolist()
         # The interface would wait for ever for the answer to an action that the game does not have.
-        if min(chosen) < 0 or max(chosen) >= (most := self.games[0].num_actions):
+        if min(chosen) < 0 or max(chosen) >= (most := self.lanes[0].playing.num_actions):
             raise ValueError(f"the game has actions 0 to {most - 1}, got {chosen}")
-        self._run((game, game.turn(a)) for game, a in zip(self.games, chosen, strict=True))
+        self._run((lane, lane.turn(a)) for lane, a in zip(self.lanes, chosen, strict=True))
+        for lane in self.lanes:
+            lane.prepare()
+        games = [lane.acted_in for lane in self.lanes]
         self._frames.append(self._frames.pop(0))
-        for lane, game in enumerate(self.games):
-            self._frames[-1][lane] = game.final_frame
-        reward, terminated, truncated = zip(*(game.outcome for game in self.games), strict=True)
+        for place, game in enumerate(games):
+            self._frames[-1][place] = game.final_frame
+        reward, terminated, truncated = zip(*(game.outcome for game in games), strict=True)
         return (
             self.observations(),
             np.array(reward, np.float32).reshape(self._shape),
@@ -319,13 +406,13 @@ class AtariVector:
     def snapshot(self) -> list[State]:
         """What every seed's games were sent since they began, and what they show."""
         n = self._shape[1]
-        parts = [self.games[first : first + n] for first in range(0, len(self.games), n)]
+        parts = [self.lanes[first : first + n] for first in range(0, len(self.lanes), n)]
         return [
             {
                 "kind": self.kind,
-                "level": weakest_level(game.level for game in part),
+                "level": weakest_level(lane.playing.level for lane in part),
                 "obs": obs,
-                "games": [game.snapshot() for game in part],
+                "games": [lane.snapshot() for lane in part],
             }
             for part, obs in zip(parts, self.observations(), strict=True)
         ]
@@ -333,14 +420,14 @@ class AtariVector:
     def restore(self, states: Sequence[State]) -> list[str | None]:
         """Play the games again up to where they were; says where that led elsewhere."""
         saved: list[State] = [game for state in states for game in state["games"]]
-        pairs = list(zip(self.games, saved, strict=True))
-        self._run((game, game.replay(state)) for game, state in pairs)
-        for game, state in pairs:
-            game.generator = generator_from(state["generator"])
-            game.steps = state["steps"]
-        reasons = [game.difference(state) for game, state in pairs]
+        pairs = list(zip(self.lanes, saved, strict=True))
+        self._run((lane, lane.playing.replay(state)) for lane, state in pairs)
+        for lane, state in pairs:
+            lane.draw_from(generator_from(state["generator"]))
+            lane.playing.steps = state["steps"]
+        reasons = [lane.playing.difference(state) for lane, state in pairs]
         elsewhere = [lane for lane, reason in enumerate(reasons) if reason is not None]
-        self._run((self.games[lane], self.games[lane].begin()) for lane in elsewhere)
+        self._run((self.lanes[lane], self.lanes[lane].begin()) for lane in elsewhere)
         obs = np.concatenate([state["obs"] for state in states])  # [L, K, H, H]
         for place, frame in enumerate(self._frames):
             frame[...] = obs[:, place]
@@ -362,7 +449,7 @@ class AtariVector:
 
     def close(self) -> None:
         """End the emulators and their threads."""
-        self.games = []
+        self.lanes = []
 
 
 def _interface(keywords: Mapping[str, Any], options: AtariOptions) -> Any:

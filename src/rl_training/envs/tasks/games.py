@@ -20,6 +20,7 @@ SIZE = 10
 STAY, LEFT, RIGHT = 0, 1, 2
 PADDLE_ROW = SIZE - 1
 BRICK_ROWS = slice(1, 4)
+SWING_UP = "rl_training/CartPoleSwingUp-v0"
 StepResult = tuple[Array, float, bool, bool, dict[str, Any]]
 
 
@@ -201,8 +202,11 @@ class Breakout(_Game):
 
 
 def register_games() -> None:
-    """Let the games be named as `rl_training/Catch-v0` and `rl_training/Breakout-v0`."""
+    """Let built-in tasks be named as `rl_training/Catch-v0` and so on."""
     for name in ("Catch", "Breakout"):
         env_id = f"rl_training/{name}-v0"
         if env_id not in gym.registry:
             gym.register(env_id, entry_point=f"{__name__}:{name}")
+    if SWING_UP not in gym.registry:
+        where = "rl_training.envs.tasks.swing_up:CartPoleSwingUp"
+        gym.register(SWING_UP, entry_point=where, max_episode_steps=200)

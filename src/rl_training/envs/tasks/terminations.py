@@ -179,7 +179,10 @@ def _mountain_car(keywords: Keywords) -> StateFunction:
     return mountain_car
 
 
-_NEVER = ("Pendulum", "HalfCheetah", "Swimmer", "Reacher", "Pusher", "HumanoidStandup")
+_NEVER = (
+    *("Pendulum", "HalfCheetah", "Swimmer", "Reacher", "Pusher", "HumanoidStandup"),
+    "rl_training/CartPoleSwingUp",
+)
 _FAMILIES: dict[str, Callable[[Keywords], StateFunction]] = {
     "Hopper": _hopper,
     "Walker2d": _walker,

@@ -24,11 +24,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
 from rl_training.experiment.registry import plugin_sources
 from rl_training.models.fused_mlp import Precision
+from rl_training.models.scan import set_compiler
 from rl_training.runtime.compile.trace import CompileError as CompileError
-from rl_training.runtime.compile.trace import Source, Trace, flatten, owned_tensors, unflatten
+from rl_training.runtime.compile.trace import (
+    Source,
+    Trace,
+    decompositions,
+    flatten,
+    owned_tensors,
+    unflatten,
+)
 
 PACKAGE = Path(__file__).resolve().parents[2]
 LIBRARY, DESCRIPTION = "program.so", "program.json"
@@ -269,6 +278,27 @@ CUDA_OPTIONS: dict[str, Any] = {
     "realize_opcount_threshold": 10,
     "realize_reads_threshold": 2,
 }
+
+
+class StepCompiler:
+    """Compiles the halves of a step that a traced update repeats over time, see `models.scan`."""
+
+    def __init__(self) -> None:
+        self.decompositions = decompositions()
+
+    def __call__(self, graph: GraphModule, examples: Sequence[Tensor]) -> Callable[..., Any]:
+        """Compile one half."""
+        import torch._inductor as inductor
+
+        keep_generated_code()
+        on_cuda = examples[0].is_cuda
+        compiled: Callable[..., Any] = inductor.compile(
+            graph, list(examples), options=CUDA_OPTIONS if on_cuda else None
+        )
+        return compiled
+
+
+set_compiler(StepCompiler())
 
 
 def compile_here(made: Trace, source: Source) -> Program:

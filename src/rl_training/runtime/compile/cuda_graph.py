@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner
+from rl_training.data.replay.storage import ReplayBuffer, StepArrays
 from rl_training.runtime.compile.cache import Program
 from rl_training.runtime.compile.programs import counted
 from rl_training.runtime.compile.trace import flatten, unflatten
-from rl_training.transfer import HostCopy, Staging, capture, pinned_like
+from rl_training.runtime.recorder import MOST_AT_ONCE, MetricRecorder
+from rl_training.transfer import Arrival, Captured, HostCopy, Staging, capture, pinned_like
 
-if TYPE_CHECKING:
-    from rl_training.runtime.session import MetricRecorder
-
-STEPS_PER_REPLAY = 8
+STEPS_PER_REPLAY = MOST_AT_ONCE
 """Updates in one CUDA graph, where that many are due at once."""
 
 
@@ -30,14 +29,18 @@ class CapturedUpdates:
         self, learner: AnyLearner, recorder: MetricRecorder, program: Program, phase: int
     ) -> None:
         self.learner, self.recorder, self.phase = learner, recorder, phase
-        self._graphs = {size: _capture(program, size) for size in (1, STEPS_PER_REPLAY)}
+        recorder.prepare_keeping()
+
+        def captured(size: int) -> torch.cuda.CUDAGraph:
+            return capture(lambda: do_updates([program] * size, recorder))
+
+        self._graphs = {size: captured(size) for size in (1, STEPS_PER_REPLAY)}
 
     def __call__(self, count: int) -> int:
         """Do several updates if that many are due and alike, else one; returns how many."""
         size = STEPS_PER_REPLAY if self._alike(count) else 1
-        graph, rows = self._graphs[size]
-        graph.replay()
-        self.recorder.record_rows(rows.clone())
+        self._graphs[size].replay()
+        self.recorder.count_kept(size)
         return size
 
     def _alike(self, count: int) -> bool:
@@ -51,11 +54,102 @@ class CapturedUpdates:
         return phases == {self.phase}
 
 
-def _capture(program: Program, size: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """Capture `size` calls; also returns the rows they write, `[size, S, M]`."""
-    rows: list[Tensor] = []
-    graph = capture(lambda: rows.append(torch.stack([program() for _ in range(size)])))
-    return graph, rows[0]
+def do_updates(programs: Sequence[Program], recorder: MetricRecorder) -> None:
+    """Do updates one after the other and keep what they measure; device work only."""
+    for program in programs:
+        recorder.keep(program())
+
+
+class CapturedPass:
+    """What a pass of the off-policy loop does on the device, as one CUDA graph.
+
+    It stores a step, does the updates that are due and chooses the next actions, so that a pass
+    costs one launch and one wait. These follow each other as they do one by one; where acting
+    overlaps, the actions come first and the host need not wait for the updates. Schedules of acting
+    (an exploration rate) are read at the step before the one that is acted in.
+    """
+
+    def __init__(
+        self,
+        learner: AnyLearner,
+        replay: ReplayBuffer,
+        recorder: MetricRecorder,
+        act: Callable[[Tensor], Tensor],
+        updates: Mapping[int, Program],
+        *,
+        acts_first: bool,
+    ) -> None:
+        """Take hold of the parts; a graph is captured when it is first needed.
+
+        Args:
+            learner: Who learns.
+            replay: What it learns from, and the steps are stored in.
+            recorder: Takes the metrics.
+            act: Chooses exploring actions `[S, n, ...]` for observations of the device.
+            updates: Programs of one update, by phase.
+            acts_first: Choose actions before the updates, see `TrainConfig.overlap`.
+        """
+        self.learner, self.replay, self.recorder = learner, replay, recorder
+        self._act, self._updates, self._acts_first = act, dict(updates), acts_first
+        self._arrival = Arrival(learner.device)
+        stored = replay.rows["action"]
+        lead = (learner.num_seeds, replay.num_envs)
+        self._action = pinned_like(stored.new_empty(*lead, *stored.shape[2:]))
+        self._graphs: dict[tuple[int, ...], Captured] = {}
+        self._staging: Staging | None = None
+
+    def phases(self, count: int) -> tuple[int, ...] | None:
+        """Return the phases of the next updates; None where a pass cannot be one graph."""
+        learner, done = self.learner, self.learner.num_updates.value
+        if count > MOST_AT_ONCE:
+            return None
+        if count == 1:
+            phases: tuple[int, ...] = (learner.phase(),)
+        else:
+            found = []
+            for step in range(count):
+                with counted(learner, done + step):
+                    found.append(learner.phase())
+            phases = tuple(found)
+        return phases if all(phase in self._updates for phase in phases) else None
+
+    def __call__(self, seen: StepArrays, obs: NDArray[Any], phases: tuple[int, ...]) -> HostCopy:
+        """Store a step, do the updates of these phases and choose actions for `obs`."""
+        graph = self._graphs.get(phases)
+        if graph is None:
+            graph = self._graphs[phases] = self._graph(obs, phases)
+        assert self._staging is not None
+        # The actions of the pass before have arrived, so nothing reads the staged arrays any more.
+        np.copyto(self._staging.writable()["obs"], obs)
+        self.replay.add(*seen, store=graph)
+        self.learner.num_updates.value += len(phases)
+        self.recorder.count_kept(len(phases))
+        return HostCopy(self._action, self._arrival.event)
+
+    def _graph(self, obs: NDArray[Any], phases: tuple[int, ...]) -> Captured:
+        if self._staging is None:
+            seen = torch.from_numpy(obs)
+            self._staging = Staging({"obs": (seen.shape, seen.dtype)}, self.learner.device)
+            self.replay.prepare_staging()
+            self.recorder.prepare_keeping()
+        programs = [self._updates[phase] for phase in phases]
+
+        def whole() -> None:
+            if self._acts_first:
+                self._choose()
+            self.replay.store_staged()
+            do_updates(programs, self.recorder)
+            if not self._acts_first:
+                self._choose()
+
+        return Captured(whole, self.learner.device)
+
+    def _choose(self) -> None:
+        assert self._staging is not None
+        self._staging.send()
+        chosen = self._act(self._staging.device["obs"])
+        self._action.copy_(chosen, non_blocking=True)
+        self._arrival.mark()
 
 
 class CapturedPolicy:

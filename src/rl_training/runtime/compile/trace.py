@@ -198,7 +198,7 @@ def trace_once(source: Source, arguments: Sequence[Any] = ()) -> Trace:
         return tuple(tensor.detach() for tensor in tensors)
 
     with tensor_randomness(source.owners):
-        made = make_fx(run, decomposition_table=_decompositions())(*owned.values(), *flat_arguments)
+        made = make_fx(run, decomposition_table=decompositions())(*owned.values(), *flat_arguments)
     graph: GraphModule = made
     examples = [*owned.values(), *flat_arguments]
     used = _drop_unused_inputs(graph, examples)
@@ -289,7 +289,7 @@ def _drop_unused_inputs(graph: GraphModule, examples: Sequence[Tensor]) -> list[
     return used
 
 
-def _decompositions() -> dict[Any, Callable[..., Any]]:
+def decompositions() -> dict[Any, Callable[..., Any]]:
     """Operations that a compiler does better with when they are taken apart."""
     aten = torch.ops.aten
     return {

@@ -14,6 +14,7 @@ from rl_training.algorithms.dynamics.health import (
     calibration,
     exploitation,
     imagined_terminals,
+    named_outputs,
     open_loop_error,
     penalty_correlation,
     real_sequences,
@@ -50,6 +51,10 @@ def fit_health(
         for member, error in enumerate(found["holdout_error"].unbind(1))
     }
     values |= {name: v for name, v in found.items() if name not in ("holdout_error", "held_out")}
+    # Of the elites, which are rolled out: 1 is perfect, 0 no better than the mean of the data.
+    errors = imagination.trainer.output_errors(rows, held_out)  # [S, M, O]
+    errors = take_rows(errors, model.elites).mean(1)
+    values |= named_outputs(model, "r2", 1 - errors)
     values |= calibration(model, unseen)
     values["penalty_correlation"] = penalty_correlation(
         model, unseen, "aleatoric" if kind == "none" else kind

@@ -193,6 +193,11 @@ def rules_for(
                 "episodes end by their time limit alone"
             )
     if config.reward_function is None:
+        if not config.model_learn_reward:
+            raise ConfigError(
+                "algo_kwargs.model_learn_reward is false, so the reward must be known; set "
+                "reward_function to auto or module:function, or let the model learn the reward"
+            )
         return Rules(termination)
     reward = reward_for(env, env_kwargs, config.reward_function, device)
     if reward is None:
