@@ -9,19 +9,21 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rl_training.algorithms.dynamics.config import DynamicsConfig, dynamics_network
-from rl_training.algorithms.dynamics.loss import (
+from rl_training.algorithms.dynamics.fit import (
+    DynamicsConfig,
     batch_rows,
+    dynamics_network,
     fit_statistics,
     model_rows,
     mopo_model_loss,
 )
-from rl_training.algorithms.dynamics.rollout import ModelEnv
+from rl_training.algorithms.dynamics.imagination import ModelEnv
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError, ConfigError, SpecMismatch
 from rl_training.models import MLPMOPOEnsembleModel
-from rl_training.models.dynamics import (
+from rl_training.models.layers import StackedLinear
+from rl_training.models.mlp_mopo import (
     Assignment,
     balanced_nll,
     gaussian_nll,
@@ -29,9 +31,8 @@ from rl_training.models.dynamics import (
     mean_disagreement,
     resized,
     soft_bounds,
+    truncated_normal_init,
 )
-from rl_training.models.layers import StackedLinear
-from rl_training.models.mlp_mopo import truncated_normal_init
 from rl_training.rng import Rng
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from helpers.imagining import ACTION, OBS, imagine, make_learner, rollout
-from rl_training.algorithms.dynamics.imagination import Rules, rows_that_count
-from rl_training.algorithms.dynamics.rollout import Imagined
+from rl_training.algorithms.dynamics.imagination import Imagined, Rules, rows_that_count
 from rl_training.algorithms.mopo import MOPO, MOPOConfig, mopo_model_loss
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError, SpecMismatch

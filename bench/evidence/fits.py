@@ -62,8 +62,8 @@ def r2(predicted: NDArray[Any], unseen: Table) -> dict[str, Any]:
 def ours(tables: list[Table], unseen: Table, seed: int) -> list[dict[str, Any]]:
     """Fit one ensemble to one table after another."""
     fit: Any = importlib.import_module("rl_training.algorithms.dynamics.fit")
-    loss: Any = importlib.import_module("rl_training.algorithms.dynamics.loss")
-    config: Any = importlib.import_module("rl_training.algorithms.dynamics.config")
+    loss: Any = importlib.import_module("rl_training.algorithms.dynamics.fit")
+    config: Any = importlib.import_module("rl_training.algorithms.dynamics.fit")
     models: Any = importlib.import_module("rl_training.models")
     rng: Any = importlib.import_module("rl_training.rng")
     model = models.MLPMOPOEnsembleModel(

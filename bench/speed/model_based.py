@@ -11,7 +11,7 @@ from bench.speed.pace import Pace
 from bench.speed.sizes import ENSEMBLE, PETS, SAC
 from bench.speed.updates import PLANNED, build_learner, full_replay, task_spec
 from rl_training.algorithms.base import ActingState
-from rl_training.algorithms.dynamics.rollout import ModelEnv
+from rl_training.algorithms.dynamics.imagination import ModelEnv
 from rl_training.envs.spec import EnvSpec
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec

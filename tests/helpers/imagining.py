@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from rl_training.algorithms.dynamics.imagination import Rules
-from rl_training.algorithms.dynamics.rollout import Imagined
+from rl_training.algorithms.dynamics.imagination import Imagined, Rules
 from rl_training.algorithms.mbpo import MBPO
 from rl_training.algorithms.mopo import MOPO
 from rl_training.models import MLPMOPOEnsembleModel, MLPSACModel

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from rl_training.algorithms.dynamics.config import DynamicsConfig
-from rl_training.algorithms.dynamics.fit import DynamicsTrainer
-from rl_training.algorithms.dynamics.loss import buffer_rows, model_rows
+from rl_training.algorithms.dynamics.fit import (
+    DynamicsConfig,
+    DynamicsTrainer,
+    buffer_rows,
+    model_rows,
+)
 from rl_training.algorithms.optim import Adam
 from rl_training.algorithms.sac import SACConfig
 from rl_training.data.replay.storage import ReplayBuffer

@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.dynamics.health import (
+from rl_training.algorithms.dynamics.fit import model_rows
+from rl_training.algorithms.dynamics.imagination import ModelEnv, Penalty, Sampling
+from rl_training.data.replay.storage import ReplayBuffer
+from rl_training.models import MLPMOPOEnsembleModel
+from rl_training.rng import Rng
+from rl_training.runtime.health.dynamics import (
     calibration,
     exploitation,
     imagined_terminals,
@@ -14,11 +19,6 @@ from rl_training.algorithms.dynamics.health import (
     penalty_correlation,
     real_sequences,
 )
-from rl_training.algorithms.dynamics.loss import model_rows
-from rl_training.algorithms.dynamics.rollout import ModelEnv, Penalty, Sampling
-from rl_training.data.replay.storage import ReplayBuffer
-from rl_training.models import MLPMOPOEnsembleModel
-from rl_training.rng import Rng
 from rl_training.testing.contract import no_host_reads
 
 STEPS = torch.tensor([1.0, 10.0, 100.0, 1000.0])

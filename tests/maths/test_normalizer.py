@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from helpers.datasets import TOY, columns_of, rebuilt, toy_data
-from rl_training.algorithms.dynamics.loss import fit_statistics
+from rl_training.algorithms.dynamics.fit import fit_statistics
 from rl_training.algorithms.td3_bc import TD3BC
 from rl_training.data.normalizer import RunningNorm, divisor
 from rl_training.data.replay.dataset import DatasetBuffer

@@ -1,13 +1,29 @@
 """MBPO: Model-Based Policy Optimization (Janner et al., 2019, arXiv:1906.08253).
 
 SAC that takes many updates per environment step, on transitions that an ensemble imagined in short
-roll-outs from states of the replay (Algorithm 2).  The ensemble is fitted anew to the whole replay
-every `model_train_frequency` steps; roll-outs grow longer as it gets better (Table 1).
+rollouts from states of the replay; rollouts grow longer as the ensemble gets better (Table 1).
+Algorithm 2, line by line, and where each is done:
 
-Deviations: the schedule of the horizon counts steps, not epochs of 1,000; the first fit comes after
-    `learning_starts` random steps; Adam's moments of the model live on between fits; rows after an
-    imagined end are replaced by rows that count, so that refreshes have one size; batches are 5%
-    real to the row.  The learning-rate schedule moves the policy's rates alone.
+    1  policy, model p, empty D_env and D_model      `imagining_networks`; the loop's replay and
+                                                     `SyntheticBuffer` (`data/replay/synthetic.py`)
+    2  every `model_train_frequency` steps:          `fit_times`
+    3     fit p to D_env by maximum likelihood       `DynamicsTrainer.fit` (`dynamics/fit.py`)
+    4  take an action of the policy, add to D_env    the off-policy loop (`runtime/loops.py`)
+    5  every `rollout_refresh_interval` steps:       `refresh_times`
+    6     states of D_env, uniformly, M of them      `ImaginationPhase.starts`, `rollout_batch_size`
+    7     k steps of the policy in p, to D_model     `Imagination.rollout`, `MBPOConfig.horizon`
+    8  G updates of the policy on D_model            `SAC.step`, `gradient_updates_per_step`; a
+                                                     batch is 95% imagined (`SyntheticBuffer`)
+
+When lines 2 to 7 are due is decided at one place, `ImaginationPhase.before_pass`
+(`runtime/phases/imagination.py`); a step of SAC is `algorithms/sac.py`.
+
+Deviations: those of the ensemble and its fit (`models/mlp_mopo.py`, `dynamics/fit.py`); rollouts
+    are made 100,000 at once after each fit, where the paper makes 400 at each step; the schedule
+    of the horizon counts steps, not epochs of 1,000; the first fit comes after `learning_starts`
+    random steps; rows after an imagined end are replaced by rows that count, so that refreshes
+    have one size; batches are 5% real to the row.  The learning-rate schedule moves the policy's
+    rates alone.
 """
 
 from __future__ import annotations
@@ -19,6 +35,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.base import StepOutput, UpdateResult
+from rl_training.algorithms.dynamics.fit import mopo_model_loss
 from rl_training.algorithms.dynamics.imagination import (
     IMAGINING_METRICS,
     HorizonSchedule,
@@ -27,7 +44,6 @@ from rl_training.algorithms.dynamics.imagination import (
     Times,
     imagining_networks,
 )
-from rl_training.algorithms.dynamics.loss import mopo_model_loss
 from rl_training.algorithms.sac import SAC, SACConfig
 from rl_training.algorithms.sources import TransitionReplay
 from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase

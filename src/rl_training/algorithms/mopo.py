@@ -9,7 +9,7 @@ the largest norm of a member's predicted deviations; 5% of each batch are real t
 reward is not lowered.  The paper's ablation has u(s, a) = max_i ||mu_i(s, a) - mean_j mu_j(s, a)||
 of the observation (Sec. 5.3): `penalty_kind: mean_deviation`.
 
-Deviations: those of the ensemble and its fit (`models.mlp_mopo`, `dynamics.loss`, `dynamics.fit`:
+Deviations: those of the ensemble and its fit (`models.mlp_mopo`, `dynamics.fit`:
     standardised targets, another weight of errors, bounds of the log-variance per member, patience
     in gradient steps); at most 5,000 rows are held out by default (theirs 1,000); 5 refreshes are
     kept (theirs 5 epochs of 1,000 updates at one refresh each, up to a fixed capacity); the target
@@ -29,15 +29,16 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rl_training.algorithms.base import StepOutput, UpdateResult
+from rl_training.algorithms.dynamics.fit import mopo_model_loss
 from rl_training.algorithms.dynamics.imagination import (
     IMAGINING_METRICS,
     Imagination,
     ImaginationConfig,
+    Imagined,
+    Penalty,
     Times,
     imagining_networks,
 )
-from rl_training.algorithms.dynamics.loss import mopo_model_loss
-from rl_training.algorithms.dynamics.rollout import Imagined, Penalty
 from rl_training.algorithms.sac import SAC, SACConfig
 from rl_training.algorithms.sources import OfflineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase

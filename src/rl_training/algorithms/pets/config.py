@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from rl_training.algorithms.config import AlgoConfig
-from rl_training.algorithms.dynamics.rollout import Sampling
+from rl_training.algorithms.dynamics.imagination import Sampling
 from rl_training.algorithms.pets.planners import PlannerName, PlannerSettings
 from rl_training.validation import (
     LARGEST_FLOAT,

@@ -5,7 +5,7 @@ first of a plan found by the cross-entropy method, rated by particles that follo
 ensemble.  There is no policy: what is left of a plan starts the next search.
 Shapes: S seeds, n environments, B batch, M members, H steps, D observation, A action.
 
-Deviations: those of the ensemble (`models.mlp_mopo`, `algorithms.dynamics.loss`); members learn
+Deviations: those of the ensemble (`models.mlp_mopo`, `algorithms.dynamics.fit`); members learn
     from batches drawn independently from the whole replay instead of from one bootstrap sample
     each; updates go on from the weights and moments before, in rounds of fixed length; the reward
     is learned too, and used where the task's own is not known; actions are planned in learner
@@ -19,12 +19,13 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import StepOutput
-from rl_training.algorithms.dynamics.config import EnsembleConfig, dynamics_network
-from rl_training.algorithms.dynamics.loss import (
+from rl_training.algorithms.dynamics.fit import (
     BETA,
+    EnsembleConfig,
     batch_rows,
     buffer_rows,
     dealt_rows,
+    dynamics_network,
     fit_statistics,
     mopo_model_loss,
 )
@@ -36,8 +37,7 @@ from rl_training.data.batch import TransitionBatch
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
-from rl_training.models.dynamics import gaussian_nll
-from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
+from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel, gaussian_nll
 from rl_training.rng import Rng
 
 

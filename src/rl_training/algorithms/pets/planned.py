@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import ActingPart, ActingState, TransitionLearner
-from rl_training.algorithms.dynamics.config import EnsembleConfig
+from rl_training.algorithms.dynamics.fit import EnsembleConfig
 from rl_training.algorithms.pets.config import PETSConfig, check_planning
 from rl_training.algorithms.pets.planners import Bounds, search
 from rl_training.algorithms.pets.planning import (

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import ActingState
-from rl_training.algorithms.dynamics.rollout import Sampling, TransitionFunction
+from rl_training.algorithms.dynamics.imagination import Sampling, TransitionFunction
 from rl_training.algorithms.pets.planners import Bounds
 from rl_training.errors import ConfigError, DataError
-from rl_training.models.dynamics import Prediction
-from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
+from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel, Prediction
 from rl_training.rng import Rng
 
 WORST_RETURN = -1e6

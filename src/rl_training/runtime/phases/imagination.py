@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner
+from rl_training.algorithms.dynamics.fit import buffer_rows
 from rl_training.algorithms.dynamics.imagination import (
     Imagination,
+    Imagined,
     Rules,
+    TransitionFunction,
     imagination_of,
     rows_that_count,
 )
-from rl_training.algorithms.dynamics.loss import buffer_rows
-from rl_training.algorithms.dynamics.rollout import Imagined, TransitionFunction
 from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.data.replay.synthetic import SyntheticBuffer
@@ -30,7 +31,7 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.envs.tasks.rewards import reward_for
 from rl_training.envs.tasks.terminations import termination_for
 from rl_training.errors import ConfigError
-from rl_training.models.dynamics import take_rows
+from rl_training.models.mlp_mopo import take_rows
 from rl_training.runtime.compile.model_runner import ModelRunner
 from rl_training.runtime.compile.runner import ReplayRunner
 from rl_training.runtime.health.dynamics import fit_health, per_seed, rollout_health
