@@ -278,7 +278,16 @@ def test_examples_for_people_who_come_from_elsewhere_run(
     page: str, run_here: Callable[[str], str]
 ) -> None:
     code = "\n".join(blocks(ROOT / "docs" / page, "python"))
-    run_here(code.replace("(10_000)", "(256)").replace("episodes=10)", "episodes=1)"))
+    fewer = {
+        "(10_000)": "(256)",
+        "(600, p": "(240, p",
+        "(500, p": "(150, p",
+        "episodes=10)": "episodes=1)",
+    }
+    fewer |= {"(dataset, 200, p": "(dataset, 40, p", "learn(300, p": "learn(120, p"}
+    for steps, few in fewer.items():
+        code = code.replace(steps, few)
+    run_here(code)
 
 
 def test_environment_of_the_docs_trains(tmp_path: Path, run_here: Callable[[str], str]) -> None:
