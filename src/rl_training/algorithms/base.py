@@ -79,6 +79,8 @@ class StepOutput:
 
     metrics: dict[str, Tensor]
     priority: Tensor | None = None
+    beliefs: Tensor | None = None
+    """What a learner with a memory believed after each observation of its batch, `[S, B, T, F]`."""
     num_gradient_steps: int = 1
 
 
@@ -465,6 +467,11 @@ class Learner(Stateful, Generic[BatchT]):
         """Return what the schedules give a member at the current progress, for the log."""
         rates = [optimizer.rate_of(index) for optimizer in self.optimizers()]
         return {"learning_rate": rates[0]} if rates else {}
+
+    @property
+    def belief_size(self) -> int:
+        """F: entries of what is believed after a step, which a replay may keep; 0 is nothing."""
+        return 0
 
     def optimizers(self) -> list[Optimizer]:
         """Return the optimizers, found among the attributes."""

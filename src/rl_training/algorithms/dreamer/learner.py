@@ -179,6 +179,11 @@ class Dreamer(Learner[SequenceBatch]):
         )
         self.entropy_factor = Scalar(1.0, self.device)
 
+    @property
+    def belief_size(self) -> int:
+        """F: the features of a state."""
+        return self.world_model.feature_dim
+
     def set_progress(self, progress: float) -> None:
         """Move every schedule, that of the entropy too."""
         super().set_progress(progress)
@@ -188,7 +193,8 @@ class Dreamer(Learner[SequenceBatch]):
     def step(self, batch: SequenceBatch) -> StepOutput:
         """Take one gradient step of all networks."""
         action = encode_action(batch.action, self.actor)
-        seen = self.world_model.observe(batch.obs, action, batch.is_first, self.rng)
+        start = None if batch.start is None else self.world_model.rssm.state_of(batch.start)
+        seen = self.world_model.observe(batch.obs, action, batch.is_first, self.rng, start)
         model_loss, metrics = self.model_loss(batch, seen)
         dream = imagine(
             self.world_model,
@@ -211,7 +217,7 @@ class Dreamer(Learner[SequenceBatch]):
             "replay_value_loss": replay_loss.detach(),
             "replay_return": replay_return,
         }
-        return StepOutput(metrics)
+        return StepOutput(metrics, beliefs=seen.state.features.detach())
 
     def model_loss(
         self, batch: SequenceBatch, seen: RSSMSequence
