@@ -237,18 +237,18 @@ class Dreamer(Learner[SequenceBatch]):
         reward = model.reward_bins.loss(logits, batch.reward.flatten(1)).mean(1)
         ends = model.continue_head(features).squeeze(-1)
         discount = config.gamma if config.discounted_continuation else 1.0
-        goes_on = continue_loss(ends, batch.terminated.flatten(1), discount).mean(1)
+        continues = continue_loss(ends, batch.terminated.flatten(1), discount).mean(1)
         kl = model.rssm.latent.kl
         dynamics, representation = (
             term.mean((1, 2)) for term in kl_terms(kl, seen.posterior, seen.prior, config.free_nats)
         )
-        loss = obs + reward + goes_on
+        loss = obs + reward + continues
         loss = add_weighted(loss, dynamics, config.dynamics_scale)
         loss = add_weighted(loss, representation, config.representation_scale)
         with torch.no_grad():
             divergence = kl(seen.posterior, seen.prior).mean((1, 2))
         found = {"model_loss": loss, "obs_loss": obs, "reward_loss": reward}
-        found |= {"continue_loss": goes_on, "kl": divergence, "dynamics_loss": dynamics}
+        found |= {"continue_loss": continues, "kl": divergence, "dynamics_loss": dynamics}
         found["representation_loss"] = representation
         return loss, {name: value.detach() for name, value in found.items()}
 

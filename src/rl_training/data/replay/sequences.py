@@ -217,9 +217,9 @@ class RecurrentReplayBuffer(ReplayBuffer):
         if self.belief_size:
             belief, is_known = self._belief_of(before)
             # The oldest row is its own beginning: the one before it is the newest.
-            goes_on = is_known & (slot[..., 0] < 0) & (before != rows[..., 0])
-            unknown = torch.cat((unknown[..., :1] & ~goes_on.unsqueeze(-1), unknown[..., 1:]), -1)
-            start = belief * goes_on.unsqueeze(-1)
+            has_past = is_known & (slot[..., 0] < 0) & (before != rows[..., 0])
+            unknown = torch.cat((unknown[..., :1] & ~has_past.unsqueeze(-1), unknown[..., 1:]), -1)
+            start = belief * has_past.unsqueeze(-1)
         place, is_start = _places_of(shown)
         row, slot, unknown = (part.gather(-1, place) for part in (rows, slot, unknown))
         table = self._table_rows(self._flat(row.flatten(1)), tuple(self._shapes))
