@@ -77,7 +77,7 @@ RUNS: dict[str, Run] = {
     "loop-dqn-breakout": Run("dqn/breakout_atari", 60_000, overrides=_DQN),
     "loop-dqn-overlap": Run("dqn/breakout_atari", 60_000, overrides=(*_DQN, "overlap=true")),
     "loop-dreamer": Run(
-        "dreamer/pong_atari100k", 3_000, overrides=("eval_episodes=0",), precision="bf16"
+        "dreamer/pong_atari", 3_000, overrides=("eval_episodes=0",), precision="bf16"
     ),
 }
 WATCHED: tuple[Watched, ...] = (

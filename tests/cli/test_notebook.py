@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from helpers.tiny import ROOT, run_python
+from helpers.tiny import ROOT
+from helpers.warm import run_warm
 from rl_training import PPO, SAC
 from rl_training.cli.display import NotebookDisplay, QuietDisplay, display_for
 from rl_training.runtime.callbacks import TrainerState
@@ -126,7 +127,7 @@ def test_the_bar_moves_at_most_twice_a_second(
 
 def test_a_pipe_gets_plain_lines(tmp_path: Path) -> None:
     assert isinstance(display_for(Console(file=io.StringIO()), quiet=False), QuietDisplay)
-    done = run_python("-c", CELL, cwd=tmp_path)
+    done = run_warm("-c", CELL, cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.out == ""
     lines = [line for line in done.err.splitlines() if line.startswith("step=")]
@@ -166,7 +167,7 @@ SCRIPT = ROOT / "examples" / "own_environment.py"
 
 def test_a_script_like_a_notebook_runs_from_an_own_environment_to_a_policy(tmp_path: Path) -> None:
     """In a process of its own, where the environment is a class of `__main__`."""
-    done = run_python(SCRIPT, cwd=tmp_path)
+    done = run_warm(SCRIPT, cwd=tmp_path)
     assert done.code == 0, done.err
     said = dict(line.split(" ", 1) for line in done.out.splitlines())
     assert said["steps"] == "4000"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from helpers.tiny import run_cli, run_python, write_tiny
+from helpers.tiny import run_cli, write_tiny
+from helpers.warm import run_warm
 from rl_training.errors import RLTrainingError, full_traceback, last_own_frame
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.made_up import made_up_data
@@ -167,7 +168,7 @@ def test_an_environments_own_line_is_named_and_its_traceback_kept(
     tiny = write_tiny(tmp_path, "dqn", env_kwargs={}, num_envs=2, total_timesteps=128)
     options = ("--env", "own_task:Broken", "--collect", mode)
     words = ("-m", "rl_training", "train", "-c", tiny, *options)
-    done = run_python(*words, cwd=tmp_path)
+    done = run_warm(*words, cwd=tmp_path)
     assert done.code == 2
     assert "Traceback" not in done.err
     sentence = done.err.splitlines()[-1]
@@ -180,7 +181,7 @@ def test_an_environments_own_line_is_named_and_its_traceback_kept(
     assert "ZeroDivisionError: division by zero" in described["traceback"]
     assert 'own_task.py", line 20, in reward' in described["traceback"]
 
-    debugged = run_python(*words, "-s", "run_name=other", "--debug", cwd=tmp_path)
+    debugged = run_warm(*words, "-s", "run_name=other", "--debug", cwd=tmp_path)
     assert debugged.code == 2
     assert 'own_task.py", line 20, in reward' in debugged.err
     assert "ZeroDivisionError: division by zero\n" in debugged.err
@@ -212,7 +213,7 @@ def test_a_callbacks_own_error_stays_and_is_described(tmp_path: Path) -> None:
 def test_a_plug_in_with_a_mistake_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "own_method.py").write_text("SPEC = 1 / 0\n")
     words = ("-m", "rl_training", "train", "--algo", "own_method:SPEC", "--env", "CartPole-v1")
-    done = run_python(*words, cwd=tmp_path)
+    done = run_warm(*words, cwd=tmp_path)
     assert done.code == 2
     assert "Traceback" not in done.err
     assert "ZeroDivisionError" in done.err

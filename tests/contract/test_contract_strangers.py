@@ -21,7 +21,8 @@ import yaml
 
 from helpers.config_values import ROOM_FOR
 from helpers.hostile import forge
-from helpers.tiny import run_cli, run_python, tiny_config, write_tiny
+from helpers.tiny import run_cli, tiny_config, write_tiny
+from helpers.warm import run_warm
 from rl_training.errors import RLTrainingError
 from rl_training.experiment.checkpointing import open_checkpoint
 from rl_training.experiment.config import TrainConfig
@@ -205,7 +206,7 @@ def test_the_note_about_an_import_is_seen_on_the_command_line(tmp_path: Path) ->
     (tmp_path / "shown_task.py").write_text("import sys\nsys.stderr.write('running\\n')\n")
     options = ("--set", "env_id=shown_task:Nothing", "--output-dir", tmp_path)
     words = ("-m", "rl_training", "train", "--config", "dqn/cartpole", *options)
-    done = run_python(*words, cwd=tmp_path)
+    done = run_warm(*words, cwd=tmp_path)
     note, running, error = done.err.strip().splitlines()
     assert note.startswith("note: importing module shown_task, named by environment shown_task:")
     assert running == "running"

@@ -238,3 +238,111 @@ def test_a_mapping_becomes_a_batch_of_sequences() -> None:
         SequenceBatch.from_mapping(wrong, num_seeds=1)
     with pytest.raises(DataError, match=r"allowed are \[B, T\]"):
         SequenceBatch.from_mapping({k: v[0] for k, v in values.items()}, num_seeds=1)
+
+
+def noted(replay: RecurrentReplayBuffer, factor: float = 1.0) -> SequenceBatch:
+    """Believe about every row its number times a factor, and return all sequences after that."""
+    batch = every_sequence(replay)
+    assert batch.index is not None
+    replay.keep_beliefs(
+        batch.index, factor * batch.index.unsqueeze(-1).float().expand(-1, -1, -1, 3)
+    )
+    return every_sequence(replay)
+
+
+@pytest.mark.parametrize("steps", [7, 40, 57])
+def test_a_sequence_begins_with_what_was_believed_after_the_row_before(steps: int) -> None:
+    replay, stream = filled(steps, seeds=2, envs=2, belief_size=3)
+    before = every_sequence(replay)
+    assert before.is_first[:, :, 0].all()
+    assert before.start is not None
+    assert not before.start.any()
+    batch = noted(replay)
+    assert batch.start is not None
+    kept, ring = len(replay) // 2, replay.capacity // 2
+    oldest = steps - kept
+    for seed in range(2):
+        for row in range(len(replay)):
+            number, env = divmod(row, 2)
+            follows = number > 0 and len(stream.steps[seed, env][-kept:][number]) == 1
+            assert bool(batch.is_first[seed, row, 0]) == (not follows)
+            expected = (oldest + number - 1) % ring * 2 + env if follows else 0
+            assert batch.start[seed, row].tolist() == [expected] * 3
+    # Everything after the first place is as it was.
+    assert torch.equal(batch.is_first[:, :, 1:], before.is_first[:, :, 1:])
+    assert torch.equal(batch.obs, before.obs)
+
+
+def test_a_belief_does_not_outlive_its_row() -> None:
+    replay, stream = filled(40, end=0.0, belief_size=3)
+    noted(replay)
+    replay.add(*stream.step())  # over the oldest row, after which a sequence may begin later
+    batch = every_sequence(replay)
+    for _ in range(replay.capacity - 1):
+        replay.add(*stream.step())
+    assert not batch.is_first[0, 1:, 0].any()
+    assert every_sequence(replay).is_first[0, :, 0].all()
+
+
+def test_of_two_beliefs_about_a_row_the_later_counts_and_first_observations_have_none() -> None:
+    replay, _ = filled(10, end=0.0, belief_size=1)
+    index = torch.tensor([[[3, 4, -1, 3]]])
+    replay.keep_beliefs(index, torch.tensor([[[[1.0], [2.0], [9.0], [5.0]]]]))
+    batch = every_sequence(replay)
+    assert batch.start is not None
+    assert batch.start[0, :, 0].tolist() == [0, 0, 0, 0, 5.0, 2.0, 0, 0, 0, 0]
+    assert (~batch.is_first[0, :, 0]).nonzero().flatten().tolist() == [4, 5]
+
+
+def test_beliefs_and_the_queue_are_restored() -> None:
+    options: dict[str, Any] = {"seeds": 2, "envs": 2, "belief_size": 3, "newest_first": True}
+    whole, _ = filled(53, **options)
+    whole.sample(3)
+    noted(whole)
+    other = filled(0, **options)[0]
+    other.load_state_dict(whole.state_dict())
+    start, stop = whole.segment_range()
+    other.load_rows(start, whole.read_rows(start, stop))
+    for _ in range(2):
+        ours, theirs = whole.sample(4), other.sample(4)
+        for name in ("obs", "is_first", "start", "index"):
+            assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+
+
+def test_new_stretches_are_handed_out_once_and_first() -> None:
+    replay, stream = filled(14, length=6, envs=2, end=0.0, newest_first=True)
+
+    def new_ones(count: int) -> list[tuple[int, int]]:
+        """Environment and number of the step that each sequence arrives at first."""
+        batch = replay.sample(count)
+        found: list[tuple[int, int]] = []
+        for sequence in batch.obs[0]:
+            # The first place of a run shows the first observation, which arrives nowhere.
+            places = [
+                (env, step)
+                for env in range(2)
+                for step, entries in enumerate(stream.steps[0, env])
+                if np.array_equal(entries[-1].obs, sequence[1 if len(found) < 2 else 0])
+            ]
+            found.append(places[0])
+        return found
+
+    # Of 14 steps two stretches of 6 are complete in each environment.
+    assert new_ones(3) == [(0, 0), (1, 0), (0, 6)]
+    assert replay._handed_out.tolist() == [[3]]
+    replay.sample(2)
+    assert replay._handed_out.tolist() == [[4]]
+    replay.sample(5)
+    assert replay._handed_out.tolist() == [[4]]
+    for _ in range(4):
+        replay.add(*stream.step())
+    replay.sample(1)
+    assert replay._handed_out.tolist() == [[5]]
+
+
+def test_stretches_that_were_overwritten_are_not_handed_out() -> None:
+    replay, stream = filled(100, capacity=20, length=6, end=0.0, newest_first=True)
+    batch = replay.sample(2)
+    # Steps 80 to 99 are there: the first whole stretch begins with 84.
+    assert np.array_equal(batch.obs[0, 0, 0], stream.steps[0, 0][84][-1].obs)
+    assert np.array_equal(batch.obs[0, 1, 0], stream.steps[0, 0][90][-1].obs)

@@ -9,7 +9,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from helpers.tiny import learner_digest, run_cli, run_python, tiny_config, write_tiny
+from helpers.tiny import learner_digest, run_cli, tiny_config, write_tiny
+from helpers.warm import run_warm
 from rl_training import DQN, SAC
 from rl_training.envs.factory import make_env, probe_env
 from rl_training.envs.seeds import SeedVectorEnv
@@ -179,7 +180,7 @@ def test_a_mistake_is_one_sentence(wrappers: Any, message: str) -> None:
 def test_a_function_in_another_process_is_asked_for(tmp_path: Path) -> None:
     agent = SAC(tiny_config("sac", tmp_path), wrappers=[lambda env: Doubled(env)])
     run = agent.learn(progress=False).run_dir
-    refused = run_python("-m", "rl_training", "eval", run)
+    refused = run_warm("-m", "rl_training", "eval", run)
     assert refused.code == 2
     assert "load the agent in Python with wrappers=[...]" in refused.err
 

@@ -10,7 +10,8 @@ import pytest
 
 from helpers.faults import Tried
 from helpers.hostile import CANARY, OBS, Case, corpus
-from helpers.tiny import ROOT, run_python, tiny_config
+from helpers.tiny import ROOT, tiny_config
+from helpers.warm import run_warm
 from rl_training.api import DQN
 from rl_training.errors import EnvError
 from rl_training.experiment.checkpointing import load_single_file, save_single_file
@@ -43,7 +44,8 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Case], list[
         "cases": [[case.name, list(case.words)] for case in cases],
     }
     (base / "orders.json").write_text(json.dumps(orders))
-    done = run_python(ROOT / "tests" / "helpers" / "hostile_child.py", base / "orders.json")
+    child = ROOT / "tests" / "helpers" / "hostile_child.py"
+    done = run_warm(child, base / "orders.json", timeout=600)
     assert done.code == 0, done.err[-3000:]
     return cases, [json.loads(line) for line in done.out.splitlines()], folder
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.tiny import clean_environment, run_cli, tiny_config, write_tiny
+from helpers.warm import CLOSED, run_warm
 from rl_training.runtime.train import train
 
 
@@ -82,6 +83,19 @@ def test_an_error_of_many_lines_is_shown_as_one(
 
 
 def test_streams_that_are_closed_full_or_no_text_are_one_sentence(tmp_path: Path) -> None:
+    run = train(tiny_config("sac", tmp_path)).run_dir
+    predict = ("-m", "rl_training", "predict", "--checkpoint", run)
+    for option in ("--obs", "--input"):
+        closed = run_warm(*predict, option, "-", stdin=CLOSED).sentence()
+        assert closed.startswith("stdin is closed; give the observations themselves"), option
+    assert run_warm(*predict, "--obs", "-", stdin=sys.executable).sentence()
+    for place in (CLOSED, "/dev/full"):
+        done = run_warm("-m", "rl_training", "eval", "--checkpoint", "nowhere", stderr=place)
+        assert (done.code, done.out, done.err) == (2, "", ""), place
+
+
+@pytest.mark.matrix
+def test_streams_are_told_by_a_new_interpreter_too(tmp_path: Path) -> None:
     run = train(tiny_config("sac", tmp_path)).run_dir
     predict = f"predict --checkpoint {shlex.quote(str(run))}"
     for words, expected in {

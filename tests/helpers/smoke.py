@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from helpers.warm import run_warm
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment.registry import algorithm_names
@@ -69,14 +68,7 @@ def check_reference_script(algo: str, folder: Path, *options: str) -> None:
     examples = sorted((ROOT / "examples").glob(f"{algo}_*_reference.py"))
     assert examples
     for example in examples:
-        done = subprocess.run(
-            [sys.executable, str(example), "--total-timesteps", "600", *options],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "eval_return_mean=" in done.stdout
-        assert "action for" in done.stdout
+        done = run_warm(example, "--total-timesteps", "600", *options, cwd=folder, timeout=240)
+        assert done.code == 0, done.err
+        assert "eval_return_mean=" in done.out
+        assert "action for" in done.out

@@ -75,6 +75,11 @@ def _is_module(name: str) -> bool:
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
+def test_the_room_of_runs_stays_small() -> None:
+    flat = {path.stem for path in (PACKAGE / "runtime").glob("*.py")} - {"__init__"}
+    assert len({name for name in flat if not name.endswith("_trainer")}) <= 12
+
+
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_a_module_imports_from_its_own_layer_or_below(path: Path) -> None:
     name = module_name(path)

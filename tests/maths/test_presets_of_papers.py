@@ -193,9 +193,9 @@ SAMPLED = (
     "dqn/breakout_atari",
     "fqf/breakout_atari",
     "ppo/breakout_atari",
-    "dreamer/boxing_atari100k",
-    "dreamer/breakout_atari100k",
-    "dreamer/pong_atari100k",
+    "dreamer/boxing_atari",
+    "dreamer/breakout_atari",
+    "dreamer/pong_atari",
 )
 
 

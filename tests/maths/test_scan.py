@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from rl_training.models import scan as scan_module
 from rl_training.models.scan import Scanned, Tensors, scan
+from rl_training.runtime.compile.cache import StepCompiler
 
 T, S, B, D, I = 5, 2, 3, 4, 2
 
@@ -141,3 +143,24 @@ def test_a_traced_update_holds_two_nodes_however_long_the_sequence() -> None:
         "rl_training.scan.default",
         "rl_training.scan_backward.default",
     ]
+
+
+@pytest.mark.matrix
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_halves_do_what_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, inputs, weights = given(torch.float32)
+    plain = [tuple(each.detach() for each in part) for part in (state, inputs, weights)]
+    monkeypatch.setattr(scan_module, "_compilers", [StepCompiler()])
+    name = repr(Cell(0.25))
+    scan(Cell(0.25), *plain)  # makes the step known
+    forward, backward = torch.ops.rl_training.scan, torch.ops.rl_training.scan_backward
+    found = [forward(*plain, name, True, compiled) for compiled in (False, True)]
+    gradients = []
+    for compiled, results in enumerate(found):
+        states, outputs, kept = results[:2], results[2:3], results[3:]
+        ones = [torch.ones_like(each[1:]) for each in states]
+        one = [torch.ones_like(each) for each in outputs]
+        arguments = (ones, one, kept, states, plain[1], plain[2], name, bool(compiled))
+        gradients.append(backward(*arguments))
+        torch.testing.assert_close(results[:3], found[0][:3])
+    torch.testing.assert_close(*gradients)

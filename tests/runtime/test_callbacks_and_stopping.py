@@ -10,7 +10,8 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from helpers.tiny import ROOT, STEPS, learner_digest, run_python, tiny_config
+from helpers.tiny import ROOT, STEPS, learner_digest, tiny_config
+from helpers.warm import run_warm
 from rl_training import TrainConfig
 from rl_training.algorithms.config import EarlyStopping
 from rl_training.cli.display import display_for
@@ -295,7 +296,7 @@ train(config.replace(run_name="killed"), callbacks=[Kill()])
 def test_metrics_of_a_killed_and_resumed_run_are_those_of_an_uninterrupted_one(
     tmp_path: Path,
 ) -> None:
-    assert run_python("-c", KILLED, ROOT / "tests", tmp_path).code == -9
+    assert run_warm("-c", KILLED, ROOT / "tests", tmp_path).code == -9
     killed = tmp_path / "killed"
     assert [entry.step for entry in list_checkpoints(killed)][-1] < 45
     assert read_metrics(killed)[-1]["step"] == 45

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -288,9 +289,12 @@ def try_value(algo: str, path: tuple[str, ...], value: object) -> str | None:
     return None
 
 
+schema_of = functools.cache(config_schema)
+
+
 def field_schema(algo: str, path: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The schema of one field, and the whole it refers into."""
-    root = config_schema(algo)
+    root = schema_of(algo)
     found: Any = root
     for key in path:
         while "$ref" in found or "anyOf" in found:

@@ -138,6 +138,7 @@ def test_the_inverse_error_function_is_right_to_a_rounding() -> None:
     assert exporting.erfinv(x.float()).dtype == torch.float32
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize(
     ("algo", "setting"),
     [

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.tiny import clean_environment, learner_digest, run_cli, run_python, write_tiny
+from helpers.tiny import clean_environment, learner_digest, run_cli, write_tiny
+from helpers.warm import run_warm
 from rl_training import DQN, PPO, SAC
 from rl_training.algorithms.own_encoders import EncoderNotGivenError
 from rl_training.errors import ConfigError, RLTrainingError, SpecMismatch
@@ -293,17 +294,17 @@ def test_a_file_and_the_command_line_import_what_the_user_names(
 
 def test_a_checkpoint_never_imports_one(own_module: str, tmp_path: Path) -> None:
     file = write_tiny(tmp_path, algo_kwargs={"encoder": own_module})
-    trained = run_python("-m", "rl_training", "train", "--config", file, "--quiet")
+    trained = run_warm("-m", "rl_training", "train", "--config", file, "--quiet")
     assert trained.code == 0, trained.err
     run = trained.values["run_dir"]
     for words in (("eval", run), ("predict", run, "--obs", "[1, 0, 0]"), ("resume", run)):
         (tmp_path / LOADED).unlink(missing_ok=True)
-        refused = run_python("-m", "rl_training", *words)
+        refused = run_warm("-m", "rl_training", *words)
         assert refused.code == 2
         assert f"rl-training --plugin {own_module}" in refused.err
         assert not (tmp_path / LOADED).exists()
         assert "Traceback" not in refused.err
-    trusted = run_python("-m", "rl_training", "--plugin", own_module, "eval", run)
+    trusted = run_warm("-m", "rl_training", "--plugin", own_module, "eval", run)
     assert trusted.code == 0, trusted.err
     assert clean_environment()["PYTHONPATH"]
 
@@ -320,7 +321,7 @@ def test_a_function_that_this_process_was_not_given_is_asked_for(tmp_path: Path)
     script = (
         f"from rl_training import PPO\nPPO.load({str(agent.save(tmp_path / 'a.safetensors'))!r})"
     )
-    refused = run_python("-c", script)
+    refused = run_warm("-c", script)
     assert "give it again in Python: load(path, encoder=...)" in refused.err
     with pytest.raises(RLTrainingError, match="must be the function"):
         PPO.load(tmp_path / "a.safetensors", encoder="make")  # type: ignore[arg-type]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.tiny import ROOT, Outcome, learner_digest, run_cli, run_python
+from helpers.tiny import ROOT, Outcome, learner_digest, run_cli
+from helpers.warm import run_warm
 from rl_training.errors import ConfigError
 from rl_training.experiment import registry
 from rl_training.experiment.checkpointing import open_checkpoint
@@ -72,7 +73,7 @@ def test_a_process_says_what_it_imports_and_takes_plugins_from_its_environment(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FOLDER))
     monkeypatch.setenv("RL_TRAINING_PLUGINS", NAME)
-    outcome = run_python("-m", "rl_training", "describe", "sac", cwd=tmp_path)
+    outcome = run_warm("-m", "rl_training", "describe", "sac", cwd=tmp_path)
     assert outcome.code == 0
     assert "note: importing module awac, named by --plugin awac:SPEC" in outcome.err
 
@@ -196,19 +197,19 @@ def test_the_contract_suite_runs_on_a_plugin_and_can_fail(tmp_path: Path) -> Non
     bad = run_suite(tmp_path, (FOLDER / "awac.py").read_text().replace('"weight_mean": weight', ""))
     assert bad.code == 1
     assert "test_metrics_are_finite_and_exactly_the_declared_ones" in bad.out
-    assert run_python("-m", "rl_training.testing", "no_such:SPEC").code == 2
-    assert run_python("-m", "rl_training.testing").code == 2
+    assert run_warm("-m", "rl_training.testing", "no_such:SPEC").code == 2
+    assert run_warm("-m", "rl_training.testing").code == 2
 
 
 def run_suite(folder: Path, text: str) -> Outcome:
     (folder / "tested_method.py").write_text(text)
     words = ["tested_method:SPEC", "-k", "metrics or round_trip or valid or every_adam"]
-    return run_python("-m", "rl_training.testing", *words, cwd=folder)
+    return run_warm("-m", "rl_training.testing", *words, cwd=folder)
 
 
 @pytest.mark.slow
 def test_the_example_passes_the_whole_contract_suite() -> None:
-    outcome = run_python("-m", "rl_training.testing", NAME, cwd=FOLDER, timeout=1200)
+    outcome = run_warm("-m", "rl_training.testing", NAME, cwd=FOLDER, timeout=1200)
     assert outcome.code == 0, outcome.out
 
 

@@ -184,6 +184,7 @@ def test_stacked_seeds_have_the_statistics_of_single_ones(algo: str) -> None:
             assert torch.equal(ours.variance[index], theirs.variance[0])
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize(
     ("algo", "changes"),
     [

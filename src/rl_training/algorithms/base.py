@@ -79,6 +79,8 @@ class StepOutput:
 
     metrics: dict[str, Tensor]
     priority: Tensor | None = None
+    beliefs: Tensor | None = None
+    """What a learner with a memory believed after each observation of its batch, `[S, B, T, F]`."""
     num_gradient_steps: int = 1
 
 
@@ -466,6 +468,11 @@ class Learner(Stateful, Generic[BatchT]):
         rates = [optimizer.rate_of(index) for optimizer in self.optimizers()]
         return {"learning_rate": rates[0]} if rates else {}
 
+    @property
+    def belief_size(self) -> int:
+        """F: entries of what is believed after a step, which a replay may keep; 0 is nothing."""
+        return 0
+
     def optimizers(self) -> list[Optimizer]:
         """Return the optimizers, found among the attributes."""
         return [value for value in vars(self).values() if isinstance(value, Optimizer)]
@@ -508,7 +515,7 @@ class OnPolicyLearner(Learner[RolloutBatch]):
 
 
 def replay_step(learner: AnyLearner, replay: ReplayBuffer, rows: int) -> StepOutput:
-    """Draw a batch of `rows` per seed, learn from it, and send new priorities back.
+    """Draw a batch of `rows` per seed, learn from it, and send priorities or beliefs back.
 
     Eager and compiled runs execute this same function; `runtime/compile` only decides who does.
     """
@@ -516,6 +523,8 @@ def replay_step(learner: AnyLearner, replay: ReplayBuffer, rows: int) -> StepOut
     output = learner.learn(batch)
     if batch.index is not None and output.priority is not None:
         replay.update_priorities(batch.index, output.priority)
+    if batch.index is not None and output.beliefs is not None:
+        replay.keep_beliefs(batch.index, output.beliefs)
     return output
 
 

@@ -94,12 +94,18 @@ class SequenceReplay(ReplaySettings):
     batch_size: PositiveInt = 16
     """Sequences per gradient step and seed."""
     batch_length: Annotated[int, Field(ge=2, le=LARGEST_INT), Whole] = 64
-    """Steps of a sequence; what was before them is not known."""
+    """Steps of a sequence."""
     gradient_updates_per_step: PositiveInt = 1
     """Updates per round; a round is every `train_frequency` steps."""
     train_ratio: PositiveInt | None = None
     """Steps learned from per environment step, in place of `train_frequency` and
     `gradient_updates_per_step`; with 16 sequences of 64, 512 is an update every second step."""
+
+    stored_latents: bool = True
+    """Keep what was believed after each step that was learned from, and begin sequences with it;
+    otherwise the past of a sequence is not known."""
+    newest_first: bool = True
+    """Learn from new steps before others are drawn uniformly."""
 
     @property
     def updates_per_round(self) -> int:

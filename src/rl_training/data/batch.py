@@ -76,7 +76,9 @@ class SequenceBatch:
     terminated: Tensor
     """The observation is a terminal state; one at which an episode was cut off is not."""
     index: Tensor | None = None
-    """Always None: sequences have no priorities."""
+    """Rows of the replay, -1 for what has none, `[S, B, T]`; None where it keeps no beliefs."""
+    start: Tensor | None = None
+    """What was believed before the first observation, `[S, B, F]`; 0 where that is a first one."""
 
     @classmethod
     def from_mapping(

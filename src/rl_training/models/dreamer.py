@@ -505,12 +505,27 @@ class WorldModel(nn.Module):
         self.reward_head = two_hot_head(self.feature_dim, hidden, self.reward_bins, rng)
         self.continue_head = NormedMLP((self.feature_dim, *hidden, 1), rng)
 
-    def observe(self, obs: Tensor, action: Tensor, is_first: Tensor, rng: Rng) -> RSSMSequence:
-        """Follow sequences of observations `[S, B, T, ...]` and the actions before them."""
+    def observe(
+        self,
+        obs: Tensor,
+        action: Tensor,
+        is_first: Tensor,
+        rng: Rng,
+        start: RSSMState | None = None,
+    ) -> RSSMSequence:
+        """Follow sequences of observations `[S, B, T, ...]` and the actions before them.
+
+        Args:
+            obs: The observations.
+            action: What led to each.
+            is_first: Where the past is unknown or of another episode, `[S, B, T]`.
+            rng: Source of the latents.
+            start: What is believed before, `[S, B, ...]`; None is nothing.
+        """
         batch, steps = is_first.shape[1:]
         embedding: Tensor = self.encoder(obs.flatten(1, 2)).unflatten(1, (batch, steps))
         noise = self.rssm.latent.draw_noise(rng, batch, steps)
-        return self.rssm.observe(embedding, action, is_first, noise)
+        return self.rssm.observe(embedding, action, is_first, noise, start)
 
     def reward(self, features: Tensor) -> Tensor:
         """Return the expected reward of arriving at states `[S, B, F]`, `[S, B]`."""

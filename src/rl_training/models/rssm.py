@@ -382,6 +382,10 @@ class RSSM(nn.Module):
             torch.zeros(num_seeds, rows, self.latent.size, device=device),
         )
 
+    def state_of(self, features: Tensor) -> RSSMState:
+        """Return the state that has these features `[..., D + Z]`."""
+        return RSSMState(features[..., : self.deter_size], features[..., self.deter_size :])
+
     def recurrent_weights(self) -> tuple[RecurrentWeights, ActionWeights]:
         """Return the weights of f in the format of products."""
         weight, bias = self.hidden.operands()  # [S, g, D / g + 3 H, D / g], [S, g, 1, D / g]

@@ -10,8 +10,8 @@ backwards, and T small products for the gradient of each weight, which are then 
   state and the gradient of every state, nothing depends on the step before any more.
 
 Two operators hold the loops, so that a traced update has one node for each and takes no longer to
-trace or compile when sequences are longer.  A compiled update compiles the two halves once (see
-`set_compiler`) and calls them T times; an eager one runs them operation by operation.
+trace or compile when sequences are longer.  On an accelerator a compiled update compiles the two
+halves once (see `set_compiler`) and calls them T times; otherwise they run operation by operation.
 
 Shapes: T steps, S seeds, B batch.  States are `[S, B, ...]`, inputs `[T, S, B, ...]`, weights
 `[S, ...]`; what comes back is `[T, S, B, ...]`.
@@ -92,7 +92,8 @@ def scan(step: Step, state: Tensors, inputs: Tensors, weights: Tensors) -> Scann
     name = repr(step)
     _steps[name] = step
     counts = (len(state), len(inputs))
-    compiled = bool(_compilers) and _is_traced()
+    # On a CPU a compiler takes longer than what it saves here, and a run should not wait for it.
+    compiled = bool(_compilers) and state[0].device.type == "cuda" and _is_traced()
     flat = _Scan.apply(name, counts, compiled, *state, *inputs, *weights)  # type: ignore[no-untyped-call]
     return Scanned(flat[: len(state)], flat[len(state) :])
 

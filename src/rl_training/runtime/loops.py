@@ -76,7 +76,7 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
 
     actor = _Actor(session, learner, collector, replay, runner, acting, random_steps)
     while session.running():
-        phases.before_pass(runner)
+        each(phases.before_each, runner)
         progress = session.progress
         learner.set_progress(progress)
         replay.set_progress(progress)
@@ -86,7 +86,7 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
         session.advance(envs.num_envs)
         due = updates_due(pacing, learning_starts, before, session.step)
         ahead.put(actor.take_in(seen.transition, due))
-        phases.after_pass()
+        each(phases.after_each)
         session.tick()
     return session.finish()
 
@@ -234,7 +234,7 @@ def run_offline(session: Session, learner: AnyLearner) -> TrainResult:
         session.accelerator, learner, batches, session.recorder, session.clock.planned.value
     )
     while session.running():
-        phases.before_pass(runner)
+        each(phases.before_each, runner)
         # Schedules move at fixed steps, so that they do not depend on where a run was cut.
         block_start = session.step - session.step % BLOCK
         learner.set_progress(session.progress_at(block_start))
@@ -257,6 +257,12 @@ def phases_of(session: Session, learner: AnyLearner, replay: ReplayBuffer | None
     """Return what the method of a run adds to its loop."""
     names = get_algorithm_spec(session.config.algo).loop_phases
     return Phases([PHASES[name](session, learner, replay) for name in names])
+
+
+def each(hooks: Sequence[Callable[..., None]], *arguments: object) -> None:
+    """Call every hook of a run's phases; most runs have none."""
+    for hook in hooks:
+        hook(*arguments)
 
 
 OnlineLoop = Callable[[Session, AnyLearner, SeedVectorEnv], TrainResult]

@@ -59,7 +59,12 @@ def make_replay(
     if isinstance(config, SequenceReplay):
         kind: Callable[..., ReplayBuffer] = RecurrentReplayBuffer
         dtype = torch.uint8 if _has_images(spec) else torch.float32
-        extra: dict[str, Any] = {"sequence_length": config.batch_length, "obs_dtype": dtype}
+        extra: dict[str, Any] = {
+            "sequence_length": config.batch_length,
+            "obs_dtype": dtype,
+            "belief_size": learner.belief_size if config.stored_latents else 0,
+            "newest_first": config.newest_first,
+        }
     else:
         kind, extra = _of_transitions(config, spec)
     if isinstance(config, PriorSettings):

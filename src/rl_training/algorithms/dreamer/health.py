@@ -48,6 +48,8 @@ def open_loop(
     noise = model.rssm.latent.draw_noise(rng, rows, steps)
     keep = 1 - batch.is_first.to(torch.float32).unsqueeze(-1)
     state = model.rssm.initial(seeds, rows, embedding.device)
+    if batch.start is not None:
+        state = model.rssm.state_of(batch.start)
     count = torch.zeros(seeds, rows, dtype=torch.int64, device=embedding.device)
     features, blind = [], []
     for step in range(steps):

@@ -6,11 +6,14 @@ seen.
 Shapes: S seeds, n environments, B sequences, T steps, N = B T starts, H horizon, A action,
 F features, K bins, D deterministic, Z stochastic.
 
-Deviations: a plain GRU with RMS normalisation, not one in blocks; Adam with adaptive clipping and a
-    step size per network, not one LaProp; the continue head predicts 1 - terminated and the
-    discount is a factor beside it; sequences begin with an unknown past, not with stored latents,
-    and are drawn uniformly, without a queue of the newest; images are compared without a squashed
-    output.  Evaluation takes the policy's most likely action.
+Networks, sizes, losses and optimizer are those of the authors' code of 2024.  Their one optimizer
+is three of the same step size here: LaProp is element-wise and clips tensor by tensor.
+
+Deviations, with reasons in docs/algorithms/dreamer.md: beliefs that sequences begin with come from
+    learning, not from acting; the policy over discrete actions has the paper's uniform share;
+    whether the start of an imagined path is terminal is known; reward and value begin with
+    improbable far bins; states are float32, products may be bf16; random actions come first;
+    the default size is 12m; observations are an image or a vector, not both.
 """
 
 from __future__ import annotations
@@ -179,6 +182,11 @@ class Dreamer(Learner[SequenceBatch]):
         )
         self.entropy_factor = Scalar(1.0, self.device)
 
+    @property
+    def belief_size(self) -> int:
+        """F: the features of a state."""
+        return self.world_model.feature_dim
+
     def set_progress(self, progress: float) -> None:
         """Move every schedule, that of the entropy too."""
         super().set_progress(progress)
@@ -188,7 +196,8 @@ class Dreamer(Learner[SequenceBatch]):
     def step(self, batch: SequenceBatch) -> StepOutput:
         """Take one gradient step of all networks."""
         action = encode_action(batch.action, self.actor)
-        seen = self.world_model.observe(batch.obs, action, batch.is_first, self.rng)
+        start = None if batch.start is None else self.world_model.rssm.state_of(batch.start)
+        seen = self.world_model.observe(batch.obs, action, batch.is_first, self.rng, start)
         model_loss, metrics = self.model_loss(batch, seen)
         dream = imagine(
             self.world_model,
@@ -211,7 +220,7 @@ class Dreamer(Learner[SequenceBatch]):
             "replay_value_loss": replay_loss.detach(),
             "replay_return": replay_return,
         }
-        return StepOutput(metrics)
+        return StepOutput(metrics, beliefs=seen.state.features.detach())
 
     def model_loss(
         self, batch: SequenceBatch, seen: RSSMSequence
@@ -228,18 +237,18 @@ class Dreamer(Learner[SequenceBatch]):
         reward = model.reward_bins.loss(logits, batch.reward.flatten(1)).mean(1)
         ends = model.continue_head(features).squeeze(-1)
         discount = config.gamma if config.discounted_continuation else 1.0
-        goes_on = continue_loss(ends, batch.terminated.flatten(1), discount).mean(1)
+        continues = continue_loss(ends, batch.terminated.flatten(1), discount).mean(1)
         kl = model.rssm.latent.kl
         dynamics, representation = (
             term.mean((1, 2)) for term in kl_terms(kl, seen.posterior, seen.prior, config.free_nats)
         )
-        loss = obs + reward + goes_on
+        loss = obs + reward + continues
         loss = add_weighted(loss, dynamics, config.dynamics_scale)
         loss = add_weighted(loss, representation, config.representation_scale)
         with torch.no_grad():
             divergence = kl(seen.posterior, seen.prior).mean((1, 2))
         found = {"model_loss": loss, "obs_loss": obs, "reward_loss": reward}
-        found |= {"continue_loss": goes_on, "kl": divergence, "dynamics_loss": dynamics}
+        found |= {"continue_loss": continues, "kl": divergence, "dynamics_loss": dynamics}
         found["representation_loss"] = representation
         return loss, {name: value.detach() for name, value in found.items()}
 

@@ -104,7 +104,7 @@ class ModelEnv:
         """Take the parts together.
 
         Args:
-            model: The ensemble; its weights are read anew by every roll-out.
+            model: The ensemble; every rollout reads its weights.
             rng: Source of the randomness, usually the learner's.
             sampling: A new elite each step, or one per row for the whole roll-out.
             penalty: See `uncertainty`; `none` is 0.

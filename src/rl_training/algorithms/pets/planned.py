@@ -60,7 +60,7 @@ class Planned(TransitionLearner):
                 f"dynamics_model needs to be a module with {', '.join(needed)}; "
                 f"{type(model).__name__} lacks {', '.join(missing)}"
             )
-        # In a tuple, which holds no state: given anew, but an input of compiled programs.
+        # Not part of the state, but an input of compiled programs.
         ones = torch.ones(model.action_dim, device=self.device)
         self._box = transient((-ones, ones))
         self._functions = KnownFunctions()

@@ -207,7 +207,7 @@ class TrajectorySampler:
 
 
 def _shuffled(order: Tensor, *parts: Tensor) -> list[Tensor]:
-    """Deal the particles of each plan out to the members anew, by `order` `[S, P, N]`."""
+    """Deal the particles of each plan out to the members again, by `order` `[S, P, N]`."""
     return [
         part.gather(1, order if part.ndim == 3 else order.unsqueeze(-1).expand_as(part))
         for part in parts

@@ -6,13 +6,19 @@ in a slot behind the rows, and a sequence shows it before the row that follows i
 L steps is a sequence of L + 1 observations, the last of them terminal or cut off.
 
 Sequences run on across ends of episodes, and from the newest row back to the oldest; wherever the
-past of an observation is not the one before it, `is_first` says so, as it does at the beginning of
-a sequence.  Every row is equally likely at every place of a sequence.
+past of an observation is not the one before it, `is_first` says so.  At the beginning of a sequence
+it does so too, unless the learner has left there what it believed after the row before: a learner
+hands back its beliefs about the rows it learned from (`keep_beliefs`), and a sequence that begins
+after such a row comes with that belief (`SequenceBatch.start`).
+
+Rows are drawn uniformly, so that every row is equally likely at every place of a sequence; with
+`newest_first` stretches of T new steps that nobody has learned from yet are handed out before.
 
 Slots are used in turn.  When episodes are so short that they run out, the oldest first observations
 are lost, and their episodes begin with the second.
 
-Shapes: S seeds, C capacity, B batch, T length of a sequence, n environments per seed.
+Shapes: S seeds, C capacity, B batch, T length of a sequence, n environments per seed, F entries of
+a belief.
 """
 
 from __future__ import annotations
@@ -61,6 +67,8 @@ class RecurrentReplayBuffer(ReplayBuffer):
         *,
         sequence_length: int = 64,
         num_starts: int | None = None,
+        belief_size: int = 0,
+        newest_first: bool = False,
         num_envs: int = 1,
         **options: Any,
     ) -> None:
@@ -72,6 +80,8 @@ class RecurrentReplayBuffer(ReplayBuffer):
             action_shape: Shape of an action; empty for discrete ones.
             sequence_length: T.
             num_starts: First observations kept; None is one for 4 steps.
+            belief_size: F; 0 keeps no beliefs.
+            newest_first: Hand out new stretches first.
             num_envs: n.
             **options: As for `ReplayBuffer`; `obs_dtype=torch.uint8` keeps pixels small.
 
@@ -83,7 +93,8 @@ class RecurrentReplayBuffer(ReplayBuffer):
                 f"buffer_capacity must be >= sequence_length * num_envs = "
                 f"{sequence_length * num_envs}, got {capacity}"
             )
-        self.sequence_length = sequence_length
+        self.sequence_length, self.belief_size = sequence_length, belief_size
+        self.newest_first = newest_first
         self.num_slots = num_starts or capacity // SHARE_OF_STARTS + num_envs
         super().__init__(capacity, obs_shape, action_shape, num_envs=num_envs, **options)
         self._at_start = np.ones((self.num_seeds, num_envs), np.bool_)
@@ -94,6 +105,17 @@ class RecurrentReplayBuffer(ReplayBuffer):
         )
         """Insertion number of the row that each slot belongs to."""
         self._restored = False
+        self._handed_out = torch.zeros(self.num_seeds, 1, dtype=torch.int64, device=self.device)
+        """New stretches that were drawn first, or overwritten before that, `[S, 1]`."""
+        # A last row for what belongs to no row. Halves are exact for latents of classes.
+        places = self.capacity + 1
+        self._beliefs = untouched_zeros(
+            (self.num_seeds, places if belief_size else 0, belief_size), torch.float16, self.device
+        )
+        self._believed = torch.full(
+            self._beliefs.shape[:2], NEVER, dtype=torch.int64, device=self.device
+        )
+        """Insertion number of the row that each belief is about."""
 
     def _fields(
         self,
@@ -124,8 +146,8 @@ class RecurrentReplayBuffer(ReplayBuffer):
     @property
     def num_bytes(self) -> int:
         """Memory of the rows and slots."""
-        slots = self.store[:, self.capacity :]
-        return super().num_bytes + slots.numel() * slots.element_size()
+        extra = (self.store[:, self.capacity :], self._beliefs)
+        return super().num_bytes + sum(part.numel() * part.element_size() for part in extra)
 
     def _values(self, step: StepArrays) -> tuple[Array, ...]:
         """Return what the rows of a step hold, and keep the observations that begin episodes."""
@@ -158,10 +180,27 @@ class RecurrentReplayBuffer(ReplayBuffer):
         return differs
 
     def sample(self, batch_size: int) -> SequenceBatch:  # type: ignore[override]  # of sequences
-        """Draw `batch_size` sequences per seed, uniformly and with replacement."""
+        """Draw `batch_size` sequences per seed, uniformly and with replacement, or new ones."""
         if not len(self):
             raise DataError("the replay buffer is empty: add steps before sampling")
-        return self.gather(self.draw_rows(self.rng, batch_size))
+        index = self.draw_rows(self.rng, batch_size)
+        return self.gather(self._with_newest(index) if self.newest_first else index)
+
+    def _with_newest(self, index: Tensor) -> Tensor:
+        """Put the beginnings of new stretches in front, `[S, B]`, and count them as handed out.
+
+        Stretch k is of environment k % n and begins with step T (k // n) of the run.
+        """
+        stored = self._next.tensor // self.num_envs  # steps so far
+        oldest = stored - self._size.tensor // self.num_envs
+        complete = stored // self.sequence_length * self.num_envs
+        lost = -(-oldest // self.sequence_length) * self.num_envs
+        first = torch.maximum(self._handed_out, lost)
+        number = first + torch.arange(index.shape[1], device=self.device)  # [S, B]
+        begins = number // self.num_envs * self.sequence_length - oldest
+        rows = begins * self.num_envs + number % self.num_envs
+        self._handed_out.copy_(torch.minimum(first + index.shape[1], complete.clamp(min=0)))
+        return torch.where(number < complete, rows, index)
 
     def gather(  # type: ignore[override]  # of sequences
         self,
@@ -169,11 +208,18 @@ class RecurrentReplayBuffer(ReplayBuffer):
         weight: Tensor | None = None,  # noqa: ARG002 - sequences have none
     ) -> SequenceBatch:
         """Return the sequences that begin at rows `index` `[S, B]`, counted from the oldest."""
-        rows, seam = self._walk(index)
+        rows, before, seam = self._walk(index)
         slots = self._table_rows(self._flat(rows.flatten(1)), ("slot",))
         slot = slots.view(*rows.shape, -1)[..., self._columns["slot"]].long()
         shown = self._is_kept(rows, slot)
         unknown = (seam | (slot >= 0)) & ~shown
+        start = None
+        if self.belief_size:
+            belief, is_known = self._belief_of(before)
+            # The oldest row is its own beginning: the one before it is the newest.
+            has_past = is_known & (slot[..., 0] < 0) & (before != rows[..., 0])
+            unknown = torch.cat((unknown[..., :1] & ~has_past.unsqueeze(-1), unknown[..., 1:]), -1)
+            start = belief * has_past.unsqueeze(-1)
         place, is_start = _places_of(shown)
         row, slot, unknown = (part.gather(-1, place) for part in (rows, slot, unknown))
         table = self._table_rows(self._flat(row.flatten(1)), tuple(self._shapes))
@@ -185,12 +231,50 @@ class RecurrentReplayBuffer(ReplayBuffer):
             reward=table[..., self._columns["reward"]] * steps,
             is_first=is_start | unknown,
             terminated=(table[..., self._columns["continues"]] == 0) & ~is_start,
+            index=torch.where(is_start, NEVER, row) if self.belief_size else None,
+            start=start,
         )
 
-    def _walk(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of the T steps from `index` on `[S, B, T]`, and where the one before is unknown.
+    def keep_beliefs(self, index: Tensor, beliefs: Tensor) -> None:
+        """Keep what a learner believed after some rows, for sequences that begin after them.
 
-        After the newest step comes the oldest.
+        Of a row that is in a batch twice the later belief counts, on every device.
+
+        Args:
+            index: `SequenceBatch.index`, `[S, B, T]`; -1 belongs to no row.
+            beliefs: `[S, B, T, F]`.
+        """
+        row = index.flatten(1)
+        is_row = row >= 0
+        place = torch.where(is_row, row, self.capacity)  # [S, N]
+        order = torch.arange(place.shape[1], device=self.device).expand_as(place)
+        latest = torch.zeros_like(self._believed).scatter_reduce(1, place, order, "amax")
+        chosen = latest.gather(1, place)
+        offset = torch.arange(self.num_seeds, device=self.device).unsqueeze(1)
+        values = beliefs.flatten(0, 2).index_select(0, (chosen + offset * row.shape[1]).flatten())
+        values = values.to(self._beliefs.dtype) * is_row.flatten().unsqueeze(-1)
+        flat = (place + offset * self._beliefs.shape[1]).flatten()
+        self._beliefs.view(-1, self.belief_size).index_copy_(0, flat, values)
+        self._believed.scatter_(1, place, torch.where(is_row, self._numbers(row), NEVER))
+
+    def _belief_of(self, row: Tensor) -> tuple[Tensor, Tensor]:
+        """Beliefs about rows `[S, B]`, `[S, B, F]`, and whether there are any, `[S, B]`."""
+        offset = torch.arange(self.num_seeds, device=self.device).unsqueeze(1)
+        flat = (row + offset * self._beliefs.shape[1]).flatten()
+        beliefs = self._beliefs.view(-1, self.belief_size).index_select(0, flat)
+        is_known = self._believed.gather(1, row) == self._numbers(row)
+        return beliefs.view(*row.shape, -1).float(), is_known
+
+    def _numbers(self, rows: Tensor) -> Tensor:
+        """Return the insertion numbers of rows of the ring."""
+        newest = self._next.tensor - 1
+        return newest - (newest - rows) % self.capacity
+
+    def _walk(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of the T steps from `index` on `[S, B, T]`, and the row before them `[S, B]`.
+
+        Also where the step before is not the one in front.  After the newest step comes the oldest,
+        which is its own row before.
         """
         env, first = index % self.num_envs, index // self.num_envs
         count = (self._size.tensor // self.num_envs).clamp(min=1)
@@ -199,12 +283,12 @@ class RecurrentReplayBuffer(ReplayBuffer):
         number = (first.unsqueeze(-1) + steps) % count  # 0 is the oldest step
         ring = (oldest + number) % (self.capacity // self.num_envs)
         rows = ring * self.num_envs + env.unsqueeze(-1)
-        return rows, (steps == 0) | (number == 0)
+        earlier = (oldest + (first - 1).clamp(min=0)) % (self.capacity // self.num_envs)
+        return rows, earlier * self.num_envs + env, (steps == 0) | (number == 0)
 
     def _is_kept(self, rows: Tensor, slot: Tensor) -> Tensor:
         """Tell which rows begin an episode whose first observation is still there."""
-        newest = self._next.tensor - 1
-        inserted = newest - (newest - rows) % self.capacity
+        inserted = self._numbers(rows)
         held = self._owners.gather(1, slot.clamp(min=0).flatten(1)).view_as(slot)
         return (slot >= 0) & (held == inserted)
 
@@ -232,7 +316,14 @@ class RecurrentReplayBuffer(ReplayBuffer):
             "owners": self._owners[:, :used],
             "starts": self._starts,
             "at_start": self._at_start,
+            "handed_out": self._handed_out,
         }
+        if self.belief_size:
+            stored = min(self.inserted.value, self.capacity)
+            own |= {
+                "beliefs": self._beliefs[:, :stored],
+                "believed": self._believed[:, :stored],
+            }
         return super().state_dict() | own
 
     def _restore(self, state: Mapping[str, Any]) -> None:
@@ -243,6 +334,14 @@ class RecurrentReplayBuffer(ReplayBuffer):
         self._owners[:, : kept.shape[1]] = torch.as_tensor(state["owners"]).to(self.device)
         self._starts, self._at_start = np.array(state["starts"]), np.array(state["at_start"])
         self._restored = True
+        self._handed_out.copy_(torch.as_tensor(state["handed_out"]))
+        if self.belief_size:
+            beliefs = torch.as_tensor(state["beliefs"])
+            self._beliefs[:, : beliefs.shape[1]] = beliefs.to(self.device)
+            self._believed.fill_(NEVER)
+            self._believed[:, : beliefs.shape[1]] = torch.as_tensor(state["believed"]).to(
+                self.device
+            )
 
 
 def _places_of(shown: Tensor) -> tuple[Tensor, Tensor]:

@@ -420,6 +420,9 @@ class ReplayBuffer:
     def update_priorities(self, index: Tensor, priority: Tensor) -> None:
         """Take new priorities of rows; uniform sampling has no use for them."""
 
+    def keep_beliefs(self, index: Tensor, beliefs: Tensor) -> None:
+        """Take what a recurrent model believed at rows; single transitions have no use for it."""
+
     # State: small parts in `state_dict`, rows as segments that checkpoints share.
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Environments in actors of a Ray cluster, with the same bits as in this process.
 
-An actor owns some of the lanes, as `SyncEnvs` does here.  One that dies is made anew from its last
+An actor owns some of the lanes, as `SyncEnvs` does here.  One that dies is made again from its last
 snapshot and given the calls since then again, so that nothing is lost and nothing differs.
 """
 
@@ -79,7 +79,7 @@ class LaneWorker:
 
 @dataclass
 class _Part:
-    """An actor, and what it takes to make it anew."""
+    """An actor, and what it takes to make it again."""
 
     task: LaneTask
     handle: Any = None
@@ -150,7 +150,7 @@ class RayEnvs:
         return False
 
     def _revive(self, part: _Part, *, skip_last: bool) -> None:
-        """Make an actor anew and bring it to where it was before the call that found it dead."""
+        """Make an actor again and bring it to where it was before the call that found it dead."""
         part.handle = self._make(part.task)
         references = [] if part.base is None else [part.handle.restore.remote(part.base)]
         calls = part.calls[:-1] if skip_last else part.calls
@@ -240,7 +240,7 @@ class RayEnvs:
         elif isinstance(error, self._ray.exceptions.GetTimeoutError):
             reason = f"gave no answer within {self._timeout:g} s"
         elif isinstance(error, self._ray.exceptions.RayActorError):
-            reason = "its Ray actor died and could not be made anew"
+            reason = "its Ray actor died and could not be made again"
         self.close()
         return lane, reason
 

@@ -1,4 +1,8 @@
-"""Runs a function eagerly and compiled from the same state, and says how far they differ."""
+"""Runs a function eagerly and compiled from the same state, and says how far they differ.
+
+Where a function draws categories, or otherwise decides by comparing numbers, rounding alone can
+change much of its result; `effect_of_rounding` says how much.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +71,48 @@ def compare(source: Source, program: Program, arguments: Sequence[Any]) -> Gap |
     ]
     undo()
     return max(gaps, key=lambda gap: gap.size, default=None)
+
+
+@torch.no_grad()
+def _disturb(source: Source, size: float) -> None:
+    """Multiply parameters by 1 +- `size`, with the same signs at every call."""
+    signs = torch.Generator().manual_seed(0)
+    for tensor in owned_tensors(source.owners).values():
+        if tensor.requires_grad:
+            up = torch.rand(tensor.shape, generator=signs) < 0.5
+            tensor.mul_(torch.where(up, 1 + size, 1 - size).to(tensor.device, tensor.dtype))
+
+
+def effect_of_rounding(source: Source, arguments: Sequence[Any], size: float) -> float:
+    """Return how far the eager function's result moves when its parameters are rounded.
+
+    In the terms of `compare`, parameters themselves left out. The state is restored.
+
+    Args:
+        source: The function.
+        arguments: What it is called with.
+        size: The relative error of the numbers that it multiplies.
+    """
+    undo = Undo(source)
+
+    def run() -> dict[str, Tensor]:
+        with tensor_randomness(source.owners):
+            outputs, _ = flatten(source.function(*arguments))
+        owned = {p: tensor.clone() for p, tensor in undo.tensors.items() if p not in parameters}
+        undo()
+        return owned | {f"output {i}": o.detach().clone() for i, o in enumerate(outputs)}
+
+    parameters = {p for p, t in owned_tensors(source.owners).items() if t.requires_grad}
+    exact = run()
+    _disturb(source, size)
+    rounded = run()
+    gaps = [
+        _distance(rounded[path], tensor, undo.before[path])
+        if path in undo.before
+        else _distance(rounded[path], tensor, torch.zeros_like(tensor), 0.1)
+        for path, tensor in exact.items()
+    ]
+    return max(gaps, default=0.0)
 
 
 def _shares(source: Source) -> list[tuple[str, float]]:

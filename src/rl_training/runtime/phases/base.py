@@ -65,6 +65,9 @@ class Phases(LoopPhase):
 
     def __init__(self, phases: Sequence[LoopPhase]) -> None:
         self._phases = tuple(phases)
+        # Only what a phase overrides: a method without phases pays nothing at its passes.
+        self.before_each = [p.before_pass for p in phases if _overrides(p, "before_pass")]
+        self.after_each = [p.after_pass for p in phases if _overrides(p, "after_pass")]
 
     def parts(self) -> dict[str, Any]:
         """Return the parts of all."""
@@ -94,16 +97,10 @@ class Phases(LoopPhase):
         for phase in self._phases:
             phase.before_loop(runner)
 
-    def before_pass(self, runner: ReplayRunner) -> None:
-        """Let each do what is due."""
-        for phase in self._phases:
-            phase.before_pass(runner)
-
     def stops(self) -> list[int]:
         """Return the stops of all."""
         return [stop for phase in self._phases for stop in phase.stops()]
 
-    def after_pass(self) -> None:
-        """Let each look at what was learned."""
-        for phase in self._phases:
-            phase.after_pass()
+
+def _overrides(phase: LoopPhase, name: str) -> bool:
+    return getattr(type(phase), name) is not getattr(LoopPhase, name)

@@ -103,7 +103,7 @@ class ImaginationPhase(LoopPhase, Stateful):
         return [time for time in found if time is not None]
 
     def before_pass(self, runner: ReplayRunner) -> None:
-        """Fit the model and imagine anew, when they are due at this step."""
+        """Fit the model and imagine again, when that is due at this step."""
         config, step = self.imagination.config, self.session.step
         due = config.fit_times.due(step)
         if due > self.fits.value:
