@@ -67,6 +67,21 @@ def test_a_plan_is_worth_the_sum_of_its_rewards() -> None:
     assert returns(sampler(Linear(), gamma=0.5), 1.0, [2.0, -0.5, 0.1]) == pytest.approx(discounted)
 
 
+def test_what_lies_beyond_a_plan_counts_where_the_plan_has_not_ended() -> None:
+    # States 1, 3, 2.5, 2.6: the value is that of the last.
+    def value(obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
+        assert torch.allclose(next_obs - obs, action)
+        return 10 * next_obs[..., 0]
+
+    one = sampler(Linear(), gamma=0.5, value=value)
+    wanted = -(1 + 0.5 * 9 + 0.25 * 6.25) + 0.125 * 26
+    assert returns(one, 1.0, [2.0, -0.5, 0.1]) == pytest.approx(wanted)
+    ended = sampler(
+        Linear(), gamma=0.5, value=value, termination=lambda _, __, after: after[..., 0] > 2.9
+    )
+    assert returns(ended, 1.0, [2.0, -0.5, 0.1]) == pytest.approx(-1)
+
+
 def test_tsinf_keeps_a_particles_member_for_the_whole_plan() -> None:
     # Drifts +-1: kept, the states are 0, +-1, +-2; drawn anew, some return to 0.
     model = Linear((1.0, -1.0))

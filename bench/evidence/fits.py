@@ -28,6 +28,8 @@ Table = dict[str, NDArray[np.float32]]
 UNSEEN = 4_000
 """Rows that R2 is measured on."""
 HIDDEN, MEMBERS, ELITES = [200, 200, 200, 200], 7, 5
+"""Sizes of the papers; `--small` has those below, a fifteenth of the work."""
+SMALL = [64, 64, 64], 3, 3
 
 
 def transitions(task: str, count: int, seed: int) -> Table:
@@ -133,7 +135,9 @@ def mbrl(tables: list[Table], unseen: Table, seed: int) -> list[dict[str, Any]]:
             given = np.c_[unseen["obs"], unseen["action"]].astype(np.float32)
             inputs = model.input_normalizer.normalize(torch.from_numpy(given)).float()
             mean = network.forward(inputs, use_propagation=False)[0]
-            mean = mean[network.elite_models].mean(0)
+            # It names no elites where all members are.
+            elites = list(range(MEMBERS)) if network.elite_models is None else network.elite_models
+            mean = mean[elites].mean(0)
         found.append(r2(mean.numpy(), unseen) | {"steps": steps, "seconds": seconds})
     return found
 
@@ -184,13 +188,17 @@ def main() -> None:
     parser.add_argument("--side", choices=SIDES, default="ours")
     parser.add_argument("--peer", metavar="PYTHON", help="interpreter that has mbrl-lib")
     parser.add_argument("--json", type=Path, help="where the records are written")
+    parser.add_argument("--small", action="store_true", help="3 members of 3x64")
     options = parser.parse_args()
+    if options.small:
+        globals().update(zip(("HIDDEN", "MEMBERS", "ELITES"), SMALL, strict=True))
     records = measure(options.side, options.task, options.rows, options.seeds)
     if options.peer is not None:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "records.json"
             numbers = [str(n) for n in (*options.rows, "--seeds", *options.seeds)]
             command = [options.peer, __file__, "--side", "mbrl", "--task", options.task]
+            command += ["--small"] if options.small else []
             subprocess.run([*command, "--json", out, "--rows", *numbers], check=True)
             records += json.loads(out.read_text(encoding="utf-8"))
     if options.json is not None:

@@ -162,6 +162,22 @@ def test_the_state_gives_a_bit_equal_next_step(name: str) -> None:
     assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("name", [*CHOICES, "laprop"])
+def test_a_reset_optimizer_steps_as_a_new_one(name: str) -> None:
+    first, targets = parameters_of(SEEDS), tensors(SEEDS, "targets")
+    settings = OptimizerSettings.model_validate(CHOICES.get(name, ({"type": name}, None))[0])
+    used = make_optimizer(settings, first, 0.01, eps=1e-8, warmup=4)
+    for _ in range(3):
+        used.minimize(loss_of(first, targets))
+    used.reset()
+    second: list[Tensor] = [nn.Parameter(p.detach().clone()) for p in first]
+    new = make_optimizer(settings, second, 0.01, eps=1e-8, warmup=4)
+    for _ in range(2):
+        used.minimize(loss_of(first, targets))
+        new.minimize(loss_of(second, targets))
+    assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
+
+
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_warmup_lets_the_step_size_grow_from_nothing(name: str) -> None:
     slow, plain = parameters_of((0,)), parameters_of((0,))
