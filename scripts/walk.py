@@ -4,8 +4,8 @@ Four walks, on one CPU thread, eagerly: an environment step of SAC up to and inc
 step, the same of MBPO and of Dreamer, and a resume up to its first step. Counted are calls of
 Python functions whose file lies in the package, comprehensions and lambdas among them: distinct
 files, distinct functions, and how often a call lies in another file than the call before. This is
-how the table of the move into rooms was counted; at its start (commit 541b0fc) it gives 25 files
-for SAC, 35 for Dreamer and 60 for the resume.
+how the table of the move into rooms was counted; at its start (commit 541b0fc) it gives 25, 35 and
+60 files for SAC, Dreamer and the resume.
 
     python scripts/walk.py            a table
     python scripts/walk.py --files    and the files of each walk, with the number of calls in each

@@ -13,7 +13,14 @@ from gymnasium import spaces
 
 from helpers.tiny import run_cli
 from rl_training.envs import evaluation_kwargs, make_env, probe_env
-from rl_training.envs.atari import AtariFrames, AtariLives, AtariOptions, emulator_kwargs
+from rl_training.envs.atari import (
+    AtariFrames,
+    AtariLives,
+    AtariOptions,
+    _Shrink,
+    emulator_kwargs,
+)
+from rl_training.envs.backends.atari_vector import why_no_atari_vector
 from rl_training.envs.snapshot import SnapshotWrapper
 from rl_training.errors import ConfigError
 from rl_training.runtime.checkpoints.verify import verify_resume
@@ -256,3 +263,24 @@ def test_a_run_on_atari_resumes_to_the_bit(tmp_path: Path) -> None:
     report = verify_resume(config, 70)
     assert report.identical, report.lines()
     assert report.resume_level == "exact"
+
+
+@needs_atari
+def test_coloured_frames_are_the_screens_colours_shrunk_one_by_one() -> None:
+    grey, coloured = (game(noop_max=0, screen_size=64, frame_stack=1, grayscale=g) for g in (1, 0))
+    assert grey.observation_space.shape == (1, 64, 64)
+    assert coloured.observation_space.shape == (3, 64, 64)
+    obs, _ = coloured.reset(seed=0)
+    screen = np.asarray(coloured.unwrapped.ale.getScreenRGB())
+    height, width = screen.shape[:2]
+    shrink = _Shrink(height, width, 64)
+    for colour in range(3):
+        assert np.array_equal(obs[colour], shrink(screen[..., colour])[..., 0])
+    assert not np.array_equal(obs[0], obs[2])
+
+
+@needs_atari
+def test_colours_are_not_taken_by_the_vector_interface() -> None:
+    reason = why_no_atari_vector(GAME, {"wrappers": {"atari": {"grayscale": False}}})
+    assert reason is not None
+    assert "grayscale is false" in reason
