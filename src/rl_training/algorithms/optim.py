@@ -403,10 +403,8 @@ class LaProp(Optimizer):
         self.first = self.parameters[0].new_zeros(seeds, sum(self.sizes))
         self.second = torch.zeros_like(self.first)
         self.step_count = torch.zeros((), device=device)
-        numbers = torch.arange(len(self.sizes), dtype=torch.int16)
-        owners = numbers.repeat_interleave(torch.tensor(self.sizes)).to(device)
-        self._owners = transient(owners)
-        """Which parameter each entry belongs to, `[P]`."""
+        self._ends = transient(torch.tensor(self.sizes, device=device).cumsum(0))
+        """Where the entries of each parameter end."""
 
     def apply(self, gradients: list[Tensor], active: Tensor | None = None) -> None:
         """Step down given gradients, which may be overwritten."""
@@ -425,7 +423,10 @@ class LaProp(Optimizer):
         gradient: Tensor = torch.ops.rl_training.packed(gradients)  # [S, P]
         if self.adaptive_clip is not None:
             scales = adaptive_scales(gradients, self.parameters, self.adaptive_clip)
-            gradient = gradient * scales.mT.index_select(1, self._owners.value.int())
+            # Found for each entry rather than kept: that would be a third of the moments.
+            entries = torch.arange(gradient.shape[1], device=gradient.device)
+            owners = torch.bucketize(entries, self._ends.value, right=True, out_int32=True)
+            gradient = gradient * scales.mT.index_select(1, owners)
         decay, decay_of_square = self.betas
         self.second.mul_(decay_of_square)
         self.second.addcmul_(gradient, gradient, value=1 - decay_of_square)

@@ -22,6 +22,8 @@ from rl_training.validation import (
     Whole,
 )
 
+MOST_BLOCKS = 64
+
 
 class DreamerConfig(AlgoConfig):
     """Settings of Dreamer."""
@@ -83,7 +85,7 @@ class DreamerConfig(AlgoConfig):
     """Hidden layers of the heads for reward and continuation."""
     prior_layers: LayerCount | None = None
     """Hidden layers of the prior."""
-    recurrent_blocks: PositiveInt | None = None
+    recurrent_blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS)] | None = None
     """Parts into which the large products of the recurrent model are cut; 1 is a plain GRU."""
     cnn_depth: PositiveInt | None = None
     """Channels of convolutions, of which each has a multiple."""

@@ -60,6 +60,7 @@ from rl_training.validation import (
     PositiveFloat,
     PositiveInt,
     Settings,
+    list_to_tuple,
 )
 from rl_training.validation import Sizes as LayerSizes
 
@@ -70,16 +71,19 @@ Decays = Annotated[
     tuple[NonNegativeFloat, ...],
     Field(min_length=1),
     BeforeValidator(
-        lambda value: tuple(value) if isinstance(value, list) else value,
+        list_to_tuple,
         json_schema_input_type=Annotated[list[NonNegativeFloat], Field(min_length=1)],
     ),
 ]
 
+MOST_ENTRIES = 1_000
+
 Entries = Annotated[
     tuple[NonNegativeInt, ...],
+    Field(max_length=MOST_ENTRIES),
     BeforeValidator(
-        lambda value: tuple(value) if isinstance(value, list) else value,
-        json_schema_input_type=list[NonNegativeInt],
+        list_to_tuple,
+        json_schema_input_type=Annotated[list[NonNegativeInt], Field(max_length=MOST_ENTRIES)],
     ),
 ]
 """Numbers of entries of the observation, from 0."""
