@@ -272,7 +272,7 @@ def test_coloured_frames_are_the_screens_colours_shrunk_one_by_one() -> None:
     assert coloured.observation_space.shape == (3, 64, 64)
     obs, _ = coloured.reset(seed=0)
     screen = np.asarray(coloured.unwrapped.ale.getScreenRGB())
-    shrink = _Shrink(*screen.shape[:2], 64)
+    shrink = _Shrink(screen.shape[0], screen.shape[1], 64)
     for colour in range(3):
         assert np.array_equal(obs[colour], shrink(screen[..., colour])[..., 0])
     assert not np.array_equal(obs[0], obs[2])
