@@ -92,7 +92,7 @@ def scan(step: Step, state: Tensors, inputs: Tensors, weights: Tensors) -> Scann
     name = repr(step)
     _steps[name] = step
     counts = (len(state), len(inputs))
-    # On a CPU a compiler takes longer than what it saves here, and a run should not wait for it.
+    # On a CPU programs are compiled by another process, and a run should not wait for the halves.
     compiled = bool(_compilers) and state[0].device.type == "cuda" and _is_traced()
     flat = _Scan.apply(name, counts, compiled, *state, *inputs, *weights)  # type: ignore[no-untyped-call]
     return Scanned(flat[: len(state)], flat[len(state) :])

@@ -37,7 +37,7 @@ class DreamerConfig(AlgoConfig):
         }
     )
 
-    compiles_on_cpu: ClassVar[bool] = False  # minutes of the compiler for a third of the time
+    compiles_on_cpu: ClassVar[bool] = False  # the compiler takes minutes
     why_not: ClassVar[Mapping[str, str]] = {
         "encoder": "its world model learns its own by predicting what it encodes",
         "normalize_observations": "its world model takes symlogs of vectors, which have no scale",
