@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor
@@ -374,9 +374,6 @@ class LaProp(Optimizer):
     all.  It is element-wise, and adaptive clipping goes tensor by tensor: several of them with the
     same step size are one.
     """
-
-    loosely_compared: ClassVar[tuple[str, ...]] = ("first",)
-    """What enters the momentum has the size 1 even where a gradient is nothing but rounding."""
 
     def __init__(
         self,

@@ -56,8 +56,6 @@ class RecurrentReplayBuffer(ReplayBuffer):
         "_observations_flat",
         "_owners",
     )
-    loosely_compared: ClassVar[tuple[str, ...]] = ("_beliefs",)
-    """A draw that lies between two classes falls to either by rounding."""
     _apart = ("obs",)
     _tracks_newest = True
 

@@ -119,20 +119,10 @@ def _shares(source: Source) -> list[tuple[str, float]]:
     """Weight of each tensor in a comparison.
 
     Adam moves a parameter by its whole step size even where the gradient is nothing but rounding;
-    the moments, which are linear in the gradient, tell more.  What else rounding may move by its
-    whole size, its owner names in `loosely_compared`.
+    the moments, which are linear in the gradient, tell more.
     """
-    loose = {
-        f"{path}.{attribute}"
-        for name, owner in source.owners.items()
-        for path, part in [(name, owner), *((f"{name}.{k}", v) for k, v in vars(owner).items())]
-        for attribute in getattr(part, "loosely_compared", ())
-    }
     owned = owned_tensors(source.owners)
-    return [
-        (path, 0.2 if tensor.requires_grad or path in loose else 1.0)
-        for path, tensor in owned.items()
-    ]
+    return [(path, 0.2 if tensor.requires_grad else 1.0) for path, tensor in owned.items()]
 
 
 def _distance(ours: Tensor, theirs: Tensor, start: Tensor, least: float = 1e-4) -> float:
