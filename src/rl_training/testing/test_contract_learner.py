@@ -148,8 +148,11 @@ def test_state_round_trip_gives_a_bit_equal_next_update(algo: str, task: str) ->
 @every_case
 def test_three_stacked_seeds_equal_three_single_learners(algo: str, task: str) -> None:
     seeds = (3, 7, 11)
-    group, env = build(algo, seeds=seeds, task=task)
-    singles = [build(algo, seeds=(seed,), task=task)[0] for seed in seeds]
+    # Without an epsilon an optimizer moves by the signs of gradients that are only rounding errors.
+    default = get_algorithm_spec(algo).config_class.model_fields["adam_epsilon"].default
+    settings = {"adam_epsilon": 1e-6} if default < 1e-8 else {}
+    group, env = build(algo, seeds=seeds, task=task, **settings)
+    singles = [build(algo, seeds=(seed,), task=task, **settings)[0] for seed in seeds]
     for key in range(5):
         group.update(make_batch(algo, env, seeds, key))
         for seed, single in zip(seeds, singles, strict=True):
