@@ -222,6 +222,8 @@ def test_a_compiler_that_fails_leaves_an_eager_run(
 ) -> None:
     monkeypatch.setenv("RL_TRAINING_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "/nowhere/no-compiler")
+    # What PyTorch has compiled before on this machine needs no compiler.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "generated"))
     messages = Messages()
     config = small_config("dqn", tmp_path, total_timesteps=60, accelerate="compile")
     result = train(config, callbacks=[messages])

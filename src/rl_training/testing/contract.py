@@ -171,6 +171,15 @@ def build(
     return learner, env
 
 
+def above_rounding(algo: str) -> dict[str, Any]:
+    """Return settings under which two ways to compute an update may be compared.
+
+    Without an epsilon an optimizer moves by the signs of gradients that are only rounding errors.
+    """
+    default = get_algorithm_spec(algo).config_class.model_fields["adam_epsilon"].default
+    return {"adam_epsilon": 1e-4} if default < 1e-8 else {}
+
+
 def make_batch(algo: str, env: EnvSpec, seeds: tuple[int, ...], key: int = 0) -> Batch:
     """Draw a batch whose part for a seed depends on that seed alone."""
     parts = [_one_seed(algo, env, seed, key) for seed in seeds]

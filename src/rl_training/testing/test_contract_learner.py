@@ -18,6 +18,7 @@ from rl_training.state import Stateful
 from rl_training.testing.contract import (
     PIXEL_TASK,
     TASK,
+    above_rounding,
     assert_member_equals,
     build,
     flat_state,
@@ -148,9 +149,7 @@ def test_state_round_trip_gives_a_bit_equal_next_update(algo: str, task: str) ->
 @every_case
 def test_three_stacked_seeds_equal_three_single_learners(algo: str, task: str) -> None:
     seeds = (3, 7, 11)
-    # Without an epsilon an optimizer moves by the signs of gradients that are only rounding errors.
-    default = get_algorithm_spec(algo).config_class.model_fields["adam_epsilon"].default
-    settings = {"adam_epsilon": 1e-4} if default < 1e-8 else {}
+    settings = above_rounding(algo)
     group, env = build(algo, seeds=seeds, task=task, **settings)
     singles = [build(algo, seeds=(seed,), task=task, **settings)[0] for seed in seeds]
     for key in range(5):
