@@ -21,12 +21,14 @@ from rl_training.testing.contract import small_config
 
 PHASES = {
     "stepping": ("rl_training.runtime.session:Session.tick", 2),
-    "updating": ("rl_training.algorithms.optim:Adam.apply", 5),
+    "updating": ("rl_training.algorithms.optim:{optimizer}.apply", 5),
     "saving": ("rl_training.experiment.checkpoint.files:write_file", 6),
     "publishing": ("rl_training.experiment.checkpoint.files:rename", 2),
     "evaluating": ("rl_training.runtime.evaluator:Evaluator._run_chunk", 1),
     "logging": ("rl_training.experiment.logging:MetricLogger.log", 1),
 }
+OPTIMIZERS = {"dreamer": "LaProp"}
+"""Classes of methods whose optimizer is not Adam."""
 NUMBERS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 
 
@@ -34,11 +36,17 @@ def config_of(algo: str, folder: Path, name: str) -> dict[str, Any]:
     return small_config(algo, folder, run_name=name, total_timesteps=120).resolved()
 
 
+def point_of(algo: str, phase: str) -> tuple[str, int]:
+    """The function in which the signal comes, and the call of it."""
+    point, count = PHASES[phase]
+    return point.format(optimizer=OPTIMIZERS.get(algo, "Adam")), count
+
+
 def is_lossless(
     server: ForkServer, algo: str, folder: Path, phase: str, number: int, expected: dict[str, Any]
 ) -> bool:
     """Interrupt a run in a phase; whether it was saved in time and ended as if nothing had been."""
-    point, count = PHASES[phase]
+    point, count = point_of(algo, phase)
     name = f"{phase}-{number}"
     config = config_of(algo, folder, name)
     life = server.run(folder / name, config, die_at=point, count=count, signal_number=number)
@@ -81,7 +89,7 @@ def test_every_signal_in_every_phase_is_a_saved_run(
 
 
 def test_a_second_signal_ends_the_process_at_once(server: ForkServer, tmp_path: Path) -> None:
-    point, _ = PHASES["updating"]
+    point, _ = point_of("dqn", "updating")
     config = config_of("dqn", tmp_path, "run")
     life = server.run(
         tmp_path / "run", config, die_at=point, count=60, signal_number=signal.SIGTERM, twice=True
