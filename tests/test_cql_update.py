@@ -155,6 +155,7 @@ def test_without_the_penalty_an_update_is_that_of_sac() -> None:
     torch.testing.assert_close(ours.actor_loss(batch)[0], theirs.actor_loss(batch)[0])
 
 
+@pytest.mark.matrix
 def test_the_penalty_lowers_q_off_the_data_against_q_at_the_data() -> None:
     gaps = []
     for weight in (1e-6, 10.0):

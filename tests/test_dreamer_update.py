@@ -88,6 +88,7 @@ def test_the_policy_learns_to_prefer_what_is_rewarded_in_imagination() -> None:
     assert preference() > 0.95
 
 
+@pytest.mark.matrix
 def test_the_value_learns_the_discounted_imagined_return() -> None:
     found = learner(
         critic_learning_rate=1e-2,

@@ -178,6 +178,7 @@ def test_one_interval_is_the_median_of_an_implicit_network() -> None:
     assert metrics["fraction_loss"].item() == 0.0
 
 
+@pytest.mark.matrix
 def test_the_quantiles_of_a_two_point_return_are_learned() -> None:
     # The fractions rest: what the target network says at fractions it was never trained at is
     # anybody's guess, and with fractions that move the quantiles of a state differ by seed.
@@ -190,6 +191,7 @@ def test_the_quantiles_of_a_two_point_return_are_learned() -> None:
     assert values_of(learner).tolist() == pytest.approx([1.75, 1.5], abs=0.15)
 
 
+@pytest.mark.matrix
 def test_fractions_leave_their_equal_start_towards_the_jump_of_the_return() -> None:
     learner = trained_on_two_points("fqf", num_quantiles=8, fraction_learning_rate=1e-3)
     assert isinstance(learner, FQF)

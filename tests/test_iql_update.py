@@ -159,6 +159,7 @@ def test_a_terminated_row_of_a_dataset_does_not_bootstrap_and_a_truncated_one_do
     torch.testing.assert_close(target[0], torch.from_numpy(dataset.rewards) + future)
 
 
+@pytest.mark.matrix
 def test_fixed_points_on_a_bandit_of_one_state() -> None:
     """Two actions pay 0 and 1, half of the data each: V = tau / (1 - gamma), Q = r + gamma V."""
     seeds, gamma = (0, 1, 2), torch.tensor([[0.0], [0.5], [0.5]])

@@ -126,6 +126,7 @@ def test_when_fractions_do_not_matter_the_loss_is_that_of_the_drawn_quantile() -
     torch.testing.assert_close(metrics["target_mean"], target)
 
 
+@pytest.mark.matrix
 def test_the_quantiles_of_a_two_point_return_are_learned() -> None:
     learner = trained_on_two_points("iqn", num_quantiles=16, num_target_quantiles=16)
     assert isinstance(learner, IQN)

@@ -125,6 +125,7 @@ def test_the_bar_moves_at_most_twice_a_second(
     assert "50 steps/s" in displays[0][-1]["text/plain"]
 
 
+@pytest.mark.matrix
 def test_a_pipe_gets_plain_lines(tmp_path: Path) -> None:
     assert isinstance(display_for(Console(file=io.StringIO()), quiet=False), QuietDisplay)
     done = run_warm("-c", CELL, cwd=tmp_path)

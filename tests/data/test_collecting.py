@@ -85,6 +85,7 @@ def test_a_plan_moves_on_when_another_action_is_taken() -> None:
     assert not state.plan[:, :, -1].any()
 
 
+@pytest.mark.expensive(only=("dreamer", "ppo"))
 @pytest.mark.parametrize("algo", ["dreamer", "ppo", "pets"])
 def test_the_plans_seed_gives_the_noise_and_the_agent_draws_on_undisturbed(algo: str) -> None:
     agent = agent_of(algo, TASK["continuous"])

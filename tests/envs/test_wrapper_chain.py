@@ -91,6 +91,7 @@ def test_a_preset_keeps_its_other_keywords() -> None:
     assert agent.config.env_kwargs == {"max_episode_steps": 9, "wrappers": ["ClipReward"]}
 
 
+@pytest.mark.matrix
 def test_a_file_the_command_line_and_python_lead_to_the_same_run(tmp_path: Path) -> None:
     chain: list[Any] = [{"name": "TimeAwareObservation", "normalize_time": False}, OWN]
     kwargs = {"max_episode_steps": 20, "wrappers": chain}
@@ -177,6 +178,7 @@ def test_a_mistake_is_one_sentence(wrappers: Any, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.matrix
 def test_a_function_in_another_process_is_asked_for(tmp_path: Path) -> None:
     agent = SAC(tiny_config("sac", tmp_path), wrappers=[lambda env: Doubled(env)])
     run = agent.learn(progress=False).run_dir

@@ -195,6 +195,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -
     assert differences(resumed.run_dir, whole.run_dir) == []
 
 
+@pytest.mark.matrix
 def test_a_group_killed_in_its_first_save_starts_again(server: ForkServer, tmp_path: Path) -> None:
     """One member has the first checkpoint and the other has none."""
     group: dict[str, Any] = {"seeds": [3, 8]}

@@ -82,6 +82,7 @@ def test_an_error_of_many_lines_is_shown_as_one(
     assert len(line) < 4100
 
 
+@pytest.mark.matrix
 def test_streams_that_are_closed_full_or_no_text_are_one_sentence(tmp_path: Path) -> None:
     run = train(tiny_config("sac", tmp_path)).run_dir
     predict = ("-m", "rl_training", "predict", "--checkpoint", run)

@@ -226,6 +226,7 @@ def test_commands_of_the_docs_parse() -> None:
 # Workers
 
 
+@pytest.mark.matrix
 def test_a_worker_times_what_it_is_asked_and_an_absent_peer_is_skipped() -> None:
     absent = next(name for name, package in PEER_PACKAGES.items() if _absent(package))
     row = replace(TINY, peers=(absent,))
@@ -241,6 +242,7 @@ def _absent(package: str) -> bool:
     return importlib.util.find_spec(package) is None
 
 
+@pytest.mark.matrix
 def test_a_side_that_fails_says_why() -> None:
     with pytest.raises(BenchError, match=r"off: AttributeError: .*no_such_work"):
         list(measure(replace(TINY, work="no_such_work"), ONE_REPEAT))
@@ -336,6 +338,7 @@ def test_bars_of_updates_are_of_lines_that_the_row_has() -> None:
         assert set(ROWS[name].bars) <= {work.bar_name for work in works}
 
 
+@pytest.mark.matrix
 def test_the_time_of_a_run_is_split_and_adds_up() -> None:
     module = importlib.import_module("bench.speed.whole_runs")
     (made,) = module.measure(ROWS["gpu-seeds"], replace(ON_CPU, steps=1_100))

@@ -304,6 +304,7 @@ def test_environment_of_the_docs_trains(tmp_path: Path, run_here: Callable[[str]
     )
 
 
+@pytest.mark.matrix
 def test_worked_example_of_contributing_works_as_pasted_and_keeps_the_contract(
     tmp_path: Path,
 ) -> None:

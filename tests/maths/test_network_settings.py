@@ -138,6 +138,7 @@ def test_the_defaults_are_those_of_each_method() -> None:
         assert found == {wanted}, algo
 
 
+@pytest.mark.matrix
 def test_all_doors_lead_to_the_same_run(tmp_path: Path) -> None:
     """A file, `-s` and keywords of Python."""
     settings: dict[str, Any] = {

@@ -82,6 +82,7 @@ def onnx_episode(
     return actions, state
 
 
+@pytest.mark.matrix
 def test_a_world_model_is_a_program_with_a_state(tmp_path: Path) -> None:
     agent = untrained("dreamer")
     made = export_agent(agent, tmp_path / "policy.onnx")

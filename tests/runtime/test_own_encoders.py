@@ -176,6 +176,7 @@ def test_an_update_moves_every_encoder_and_reads_nothing_back(algo: str) -> None
     assert moved >= before.keys() - targets
 
 
+@pytest.mark.expensive
 @pytest.mark.parametrize("algo", METHODS)
 def test_stacked_seeds_equal_single_ones(algo: str) -> None:
     group, env = build(algo, SEEDS, encoder=make)
@@ -292,6 +293,7 @@ def test_a_file_and_the_command_line_import_what_the_user_names(
     assert len({learner_digest(run) for run in runs}) == 1
 
 
+@pytest.mark.matrix
 def test_a_checkpoint_never_imports_one(own_module: str, tmp_path: Path) -> None:
     file = write_tiny(tmp_path, algo_kwargs={"encoder": own_module})
     trained = run_warm("-m", "rl_training", "train", "--config", file, "--quiet")

@@ -78,6 +78,7 @@ def test_a_run_cut_inside_pretraining_ends_in_the_same_bits(passes: int, tmp_pat
         assert ours["critic_loss"] == theirs["critic_loss"]
 
 
+@pytest.mark.matrix
 def test_a_run_cut_after_pretraining_does_not_repeat_it(tmp_path: Path) -> None:
     config = small_config("rlpd", tmp_path, algo_kwargs=PRETRAINING, total_timesteps=100)
     report = verify_resume(config, 45)
@@ -149,6 +150,7 @@ def test_without_prior_rows_a_narrow_run_is_sacs(tmp_path: Path) -> None:
         assert torch.equal(torch.as_tensor(mine[name]), torch.as_tensor(value)), name
 
 
+@pytest.mark.matrix
 def test_observations_are_standardised_by_the_prior_data_and_the_run_resumes(
     tmp_path: Path,
 ) -> None:

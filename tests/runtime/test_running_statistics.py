@@ -216,6 +216,7 @@ def test_an_episode_that_began_anew_on_resume_has_a_return_of_its_own() -> None:
     assert returns.returns.tolist() == [[0.0, 5.0]]
 
 
+@pytest.mark.matrix
 def test_seeds_side_by_side_do_what_each_does_alone(tmp_path: Path) -> None:
     """Whole runs, with an optimizer of other moments beside the statistics."""
     settings = BOTH | {"optimizer": {"type": "sgd", "momentum": 0.9}}

@@ -206,6 +206,7 @@ def test_closing_a_runner_lets_its_jobs_save(tmp_path: Path) -> None:
     assert job.outcome() is None, "it wants to go on"
 
 
+@pytest.mark.matrix
 def test_a_mistake_of_a_process_is_told_and_not_tried_again(tmp_path: Path) -> None:
     job = make_job(tiny_config("sac", tmp_path, env_id="nowhere:Nothing"), tmp_path / "a", "run")
     write_jobs([job])

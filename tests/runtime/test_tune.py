@@ -121,6 +121,7 @@ def test_a_study_that_was_killed_ends_as_one_that_was_not(tiny: Path, tmp_path: 
     assert (again.best_trial, again.held_out) == (result.best_trial, result.held_out)
 
 
+@pytest.mark.matrix
 def test_the_result_is_that_of_seeds_the_search_has_not_seen(tiny: Path, tmp_path: Path) -> None:
     tuner = Tuner(plan_of(tiny, trials=2, baseline=True, seeds=(3, 4)), tmp_path / "tune")
     runner = InProcess()
