@@ -35,6 +35,7 @@ def coloured(folder: Path, *words: object) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "words",
     [

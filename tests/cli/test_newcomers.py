@@ -339,6 +339,9 @@ def prepare(folder: Path) -> dict[str, str]:
     return {"run": str(run), "tmp": str(folder)}
 
 
+NOTES = ("note: importing", "note: one thread, because")
+
+
 def answer(mistake: Mistake, places: dict[str, str]) -> str:
     """Make a mistake; returns the one sentence that answers it."""
     if mistake.call is None:
@@ -346,8 +349,8 @@ def answer(mistake: Mistake, places: dict[str, str]) -> str:
         for name, place in places.items():
             words = [word.replace(f"{{{name}}}", place) for word in words]
         done = run_cli(*words)
-        # That a module is imported is told before; it is no part of the answer.
-        lines = [line for line in done.err.splitlines() if not line.startswith("note: importing")]
+        # What is said before (a module is imported, cores are busy) is no part of the answer.
+        lines = [line for line in done.err.splitlines() if not line.startswith(NOTES)]
         return replace(done, err="\n".join(lines)).sentence()
     os.environ["NEWCOMER_RUN"] = places["run"]
     try:

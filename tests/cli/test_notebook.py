@@ -166,6 +166,7 @@ def test_the_class_of_another_method_shows_the_same(
 SCRIPT = ROOT / "examples" / "own_environment.py"
 
 
+@pytest.mark.matrix
 def test_a_script_like_a_notebook_runs_from_an_own_environment_to_a_policy(tmp_path: Path) -> None:
     """In a process of its own, where the environment is a class of `__main__`."""
     done = run_warm(SCRIPT, cwd=tmp_path)

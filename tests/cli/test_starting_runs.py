@@ -160,7 +160,7 @@ class Broken(gymnasium.Env):
 """
 
 
-@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.matrix), "async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.matrix)])
 def test_an_environments_own_line_is_named_and_its_traceback_kept(
     mode: str, tmp_path: Path
 ) -> None:

@@ -202,6 +202,7 @@ def test_running_commands_say_which_module_before_they_import_it(
     assert run_cli("predict", "--checkpoint", run, "--obs", "[0.0, 0.0, 0.0]").code == 0
 
 
+@pytest.mark.matrix
 def test_the_note_about_an_import_is_seen_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "shown_task.py").write_text("import sys\nsys.stderr.write('running\\n')\n")
     options = ("--set", "env_id=shown_task:Nothing", "--output-dir", tmp_path)

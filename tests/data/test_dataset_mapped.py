@@ -171,6 +171,7 @@ def offline(folder: Path, algo: str, storage: str, **changes: Any) -> TrainConfi
     return small_config(algo, folder, algo_kwargs=settings, **(base | changes))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("algo", "seeds"), [("iql", [3]), ("cql", [3, 5])])
 def test_a_run_on_mapped_rows_ends_in_the_same_bits(
     algo: str, seeds: list[int], tmp_path: Path
@@ -200,6 +201,7 @@ def sources(folder: Path, storage: str) -> Any:
     return learner, env, notes, replay_sources(learner, buffer, names)
 
 
+@pytest.mark.matrix
 def test_an_update_of_mapped_rows_takes_the_batch_as_an_argument(tmp_path: Path) -> None:
     learner, env, notes, found = sources(tmp_path, "mapped")
     assert "stays on disk" in notes[-1]

@@ -53,6 +53,7 @@ def first_difference(env_id: str, seed: int, used_steps: int = 250) -> tuple[int
     return None, ends
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("env_id", ["BipedalWalker-v3", "BipedalWalkerHardcore-v3"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_bipedal_walker_goes_on_bit_for_bit_over_episodes(env_id: str, seed: int) -> None:
@@ -68,6 +69,7 @@ def test_bipedal_walker_needs_a_new_world_for_each_episode(monkeypatch: pytest.M
     assert any(difference is not None for difference in differences)
 
 
+@pytest.mark.matrix
 def test_car_racing_goes_on_bit_for_bit_over_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pygame")
     car_racing = importlib.import_module("gymnasium.envs.box2d.car_racing")

@@ -33,6 +33,11 @@ MODULE = CounterEnv.__module__
 COUNTER = probe_env(f"{MODULE}:CounterEnv", {})
 
 
+def whole(value: int) -> Any:
+    """A case of the whole matrix."""
+    return pytest.param(value, marks=pytest.mark.matrix)
+
+
 @pytest.fixture(autouse=True)
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "usable_cores", lambda: 8)
@@ -86,7 +91,7 @@ def test_there_are_as_many_processes_as_shorten_a_step() -> None:
     assert [worker_count(*one) for one in given] == [8, 3, 8, 5, 3, 3, 1, 3, 1]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4, 6])
+@pytest.mark.parametrize("threads", [1, 2, whole(4), whole(6)])
 @pytest.mark.parametrize(
     "env_id", ["Pendulum-v1", f"{MODULE}:NoiseEnv", f"{MODULE}:ImageEnv", f"{MODULE}:CounterEnv"]
 )
@@ -133,7 +138,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("lane", [0, 1, 4])
+@pytest.mark.parametrize("lane", [whole(0), 1, whole(4)])
 def test_the_environment_that_fails_is_named_among_those_of_its_process(
     fault: str, lane: int
 ) -> None:
@@ -172,6 +177,7 @@ def test_an_error_that_cannot_be_sent_is_described() -> None:
     assert "in get_state" in str(last_own_frame(caught.value))
 
 
+@pytest.mark.matrix
 def test_each_environment_has_the_whole_time_limit() -> None:
     patient, hasty = (
         make(f"{MODULE}:SlowEnv", {"seconds": 0.4}, threads=1, timeout=timeout, spec=COUNTER)
@@ -260,6 +266,7 @@ def test_an_environment_handed_over_in_python_reaches_the_processes() -> None:
         envs.close()
 
 
+@pytest.mark.matrix
 def test_processes_may_be_started_in_another_way_than_by_forking() -> None:
     program = """
         import multiprocessing

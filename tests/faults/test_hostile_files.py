@@ -19,7 +19,7 @@ from rl_training.runtime.train import train
 from rl_training.runtime.workflows import evaluate_checkpoint, load_agent
 
 Report = dict[str, Any]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.matrix]
 
 
 @pytest.fixture(scope="module")

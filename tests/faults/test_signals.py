@@ -88,6 +88,7 @@ def test_every_signal_in_every_phase_is_a_saved_run(
     assert lost == 0
 
 
+@pytest.mark.matrix
 def test_a_second_signal_ends_the_process_at_once(server: ForkServer, tmp_path: Path) -> None:
     point, _ = point_of("dqn", "updating")
     config = config_of("dqn", tmp_path, "run")

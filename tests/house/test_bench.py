@@ -312,6 +312,7 @@ def test_accelerator_rows_say_in_a_sentence_that_there_is_none(
 ON_CPU = Options(device="cpu", accelerate="off", repeats=1, seeds=(2,), seconds=0.01, steps=502)
 
 
+@pytest.mark.matrix
 def test_updates_of_several_seeds_are_counted_per_seed() -> None:
     module = importlib.import_module("bench.speed.gpu_updates")
     (made,) = module.measure(ROWS["gpu-sac"], replace(ON_CPU, precisions=("fp32", "tf32")))
@@ -320,6 +321,7 @@ def test_updates_of_several_seeds_are_counted_per_seed() -> None:
     assert made.ours == pytest.approx(2 * rate)
 
 
+@pytest.mark.matrix
 def test_the_algorithm_of_updates_is_chosen_and_gpu_sac_stays_sac() -> None:
     module = importlib.import_module("bench.speed.gpu_updates")
     options = replace(ON_CPU, precisions=("fp32",), algos=("td3_bc",))

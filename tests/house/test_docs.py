@@ -261,6 +261,7 @@ slow.learn(100, progress=False, callbacks=SlowDown())
 """
 
 
+@pytest.mark.matrix
 def test_examples_of_the_callbacks_page_run_one_after_another(
     run_here: Callable[[str], str],
 ) -> None:
@@ -273,6 +274,7 @@ def test_examples_of_the_callbacks_page_run_one_after_another(
     run_here(code.replace("eval_interval=100", "eval_interval=20") + CALLBACKS_DID)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("page", ["from_sb3.md", "from_d3rlpy.md"])
 def test_examples_for_people_who_come_from_elsewhere_run(
     page: str, run_here: Callable[[str], str]

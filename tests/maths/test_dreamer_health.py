@@ -116,6 +116,7 @@ def run(folder: Path, **settings: Any) -> tuple[Path, list[dict[str, Any]], list
     return result.run_dir, [json.loads(line) for line in lines], heard.texts
 
 
+@pytest.mark.matrix
 def test_looking_writes_errors_and_a_video_and_leaves_no_trace(tmp_path: Path) -> None:
     watched, lines, _ = run(tmp_path, watch_model=True, eval_interval=30)
     rows = [line for line in lines if line["kind"] == "model"]

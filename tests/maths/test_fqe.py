@@ -123,6 +123,7 @@ def test_estimate_is_the_closed_form_value_of_another_policy_than_the_data_s() -
     assert fit.start_values.mean() == pytest.approx(expected, abs=0.3)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 0.99, 0.999, 0.9999])
 def test_a_long_horizon_needs_no_more_updates_than_a_short_one(gamma: float) -> None:
     """Reward 1 forever is worth 1 / (1 - gamma); a plan in three states, what it solves to."""

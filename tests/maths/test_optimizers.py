@@ -247,6 +247,7 @@ def test_an_update_reads_nothing_back_and_its_state_goes_on_to_the_bit(
         assert same if same is not None else value == second[name], name
 
 
+@pytest.mark.matrix
 def test_a_run_goes_on_to_the_bit_and_all_doors_lead_to_it(tmp_path: Path) -> None:
     """Whole, cut in the middle, by `-s` and by keywords of Python."""
     settings: dict[str, Any] = {"optimizer": {"type": "rmsprop", "momentum": 0.5, "centered": True}}

@@ -76,6 +76,7 @@ def test_values_and_gradients_are_those_of_the_plain_loop() -> None:
     torch.testing.assert_close(*gradients, atol=1e-10, rtol=0.0)
 
 
+@pytest.mark.matrix
 def test_gradients_are_those_of_small_differences() -> None:
     state, inputs, weights = given()
     keep = inputs[1]

@@ -81,7 +81,7 @@ def test_the_log_says_how_far_the_model_can_be_trusted(tmp_path: Path) -> None:
     assert trained["mbpo_model_loss"] == pytest.approx(fits[-2]["mbpo_model_loss"])
 
 
-@BOTH
+@pytest.mark.parametrize("algo", ["mopo", pytest.param("mbpo", marks=pytest.mark.matrix)])
 def test_a_run_cut_inside_a_fit_ends_in_the_same_bits(
     algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -279,6 +279,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
     sys.modules.pop("own_networks", None)
 
 
+@pytest.mark.matrix
 def test_a_file_and_the_command_line_import_what_the_user_names(
     own_module: str, tmp_path: Path
 ) -> None:

@@ -190,6 +190,7 @@ def test_a_program_is_compiled_again_when_the_plugin_changes(
         sys.modules.pop("own_method", None)
 
 
+@pytest.mark.matrix
 def test_the_contract_suite_runs_on_a_plugin_and_can_fail(tmp_path: Path) -> None:
     good = run_suite(tmp_path, (FOLDER / "awac.py").read_text())
     assert good.code == 0, good.out

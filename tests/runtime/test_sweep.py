@@ -219,6 +219,7 @@ def test_a_mistake_of_a_process_is_told_and_not_tried_again(tmp_path: Path) -> N
 # The command line
 
 
+@pytest.mark.matrix
 def test_a_sweep_ends_with_a_leaderboard_and_goes_on_where_it_was(
     tiny: Path, tmp_path: Path
 ) -> None:
