@@ -23,7 +23,8 @@ from rl_training.envs.backends.processes import WorkerEnvs
 from rl_training.envs.spec import Array
 from rl_training.envs.step import Step
 from rl_training.envs.wrappers import PixelObservation
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.errors import CheckpointError, ConfigError, EnvError
+from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.checkpointing import read_manifest
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.checkpoints.verify import verify_resume
@@ -140,6 +141,30 @@ def test_seeds_and_the_number_of_threads_do_not_influence_a_seed() -> None:
         left, right = both.step(action), alone.step(action[1:])
         for field in Step._fields:
             np.testing.assert_array_equal(getattr(left, field)[1:], getattr(right, field))
+
+
+def test_parts_that_are_stepped_in_turns_are_the_whole() -> None:
+    whole, turns = (native(num_envs=5, seeds=(3, 4), fire_reset=True) for _ in "ab")
+    np.testing.assert_array_equal(whole.reset(), turns.reset())
+    assert [(part.start, part.stop) for part in turns.parts] == [(0, 2), (2, 5)]
+    steps: list[list[Step]] = [[], []]
+    actions = np.random.default_rng(0).integers(0, 4, (250, 2, 5))
+    for number, action in enumerate(actions):
+        for index, part in enumerate(turns.parts):
+            if number:
+                steps[index].append(turns.end(index))
+            turns.begin(action[:, part], index)
+    for index in range(2):
+        steps[index].append(turns.end(index))
+    for number, action in enumerate(actions):
+        wanted = whole.step(action)
+        for field in Step._fields:
+            parts = [getattr(steps[index][number], field) for index in range(2)]
+            np.testing.assert_array_equal(np.concatenate(parts, 1), getattr(wanted, field))
+    assert turns.num_steps() == whole.num_steps() == len(actions)
+    assert compare_states(turns.snapshot(), whole.snapshot()) == []
+    with pytest.raises(EnvError, match="the game has actions 0 to 3"):
+        turns.begin(np.full((2, 2), 4), 0)
 
 
 def test_limits_truncate_and_begin_a_new_game() -> None:
@@ -270,7 +295,7 @@ def test_snapshots_of_the_other_backend_are_refused_in_both_directions() -> None
 
 
 def test_auto_keeps_the_wrappers_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (kinds, processes, atari_vector):
+    for module in (kinds, processes):
         monkeypatch.setattr(module, "usable_cores", lambda: 3)
     envs = native(mode="auto", num_envs=4)
     assert isinstance(envs.backend, SyncEnvs)

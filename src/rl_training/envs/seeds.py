@@ -22,8 +22,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from rl_training.envs.backends.kinds import Backend, Mode, make_backend
-from rl_training.envs.backends.lanes import Task
+from rl_training.envs.backends.kinds import Backend, InParts, Mode, make_backend
+from rl_training.envs.backends.lanes import Task, Transition
 from rl_training.envs.factory import probe_env
 from rl_training.envs.options import learning_reward, with_task_reward
 from rl_training.envs.plain import State
@@ -81,6 +81,10 @@ class SeedVectorEnv:
         self._action_shape = (*task.shape, *self.spec.action_shape)
         self._float_action = self.spec.action_kind == "continuous"
         self._float_obs = np.dtype(self.spec.obs_dtype).kind == "f"
+        # Numbers that may not be finite are looked for in all environments at once.
+        integers = not (self._float_action or self._float_obs)
+        self._in_parts = backend if integers and isinstance(backend, InParts) else None
+        self._last_part = len(self.parts) - 1
         lanes = self.num_seeds * self.num_envs
         self._few_numbers = lanes * max(self.spec.obs_dim, self.spec.action_dim) <= _FEW_NUMBERS
         self._started = False
@@ -182,18 +186,52 @@ class SeedVectorEnv:
         self._last_actions = env_actions = self._to_env(actions)
         assert env_actions.shape == self._action_shape, (env_actions.shape, self._action_shape)
         try:
-            obs, reward, terminated, truncated = self.backend.step(env_actions)
+            transition = self.backend.step(env_actions)
         except (Exception, SystemExit) as error:
             raise self._failure(error) from error
+        return self._as_step(transition)
+
+    @property
+    def parts(self) -> tuple[slice, ...]:
+        """Shares of each seed's environments that can be stepped in turns, or all of them."""
+        return (slice(0, self.num_envs),) if self._in_parts is None else self._in_parts.parts
+
+    def begin(self, actions: Array, index: int) -> None:
+        """Begin a step of one of several `parts`; see `step` for its actions [S, its n, ...].
+
+        Every part must be stepped as often as the others before anything else is done.
+        """
+        assert self._in_parts is not None, "environments that are stepped all at once"
+        try:
+            self._in_parts.begin(self.spec.action_map.to_env(actions), index)
+        except (Exception, SystemExit) as error:
+            raise self._failure(error) from error
+
+    def end(self, index: int) -> Step:
+        """Finish the step of a part, with arrays [S, its n, ...], while others go on."""
+        assert self._in_parts is not None, "environments that are stepped all at once"
+        try:
+            transition = self._in_parts.end(index)
+        except (Exception, SystemExit) as error:
+            raise self._failure(error) from error
+        return self._as_step(transition, index)
+
+    def _as_step(self, transition: Transition, index: int | None = None) -> Step:
+        """Check what the environments, or a part of them, have given, and renew ended episodes."""
+        obs, reward, terminated, truncated = transition
         if not (self._few_numbers and math.isfinite(_total(obs, _total(reward)))):
             self._require_finite(obs, reward)
-        self._num_steps += 1
+        self._num_steps += index is None or index == self._last_part
         learned = reward if self._transform is None else self._transform(reward)
         # Looking for a byte in a string takes a tenth of the time of `any` over an array.
         if 1 not in terminated.tobytes() and 1 not in truncated.tobytes():
             return Step(obs, learned, terminated, truncated, obs, reward)
+        ended = terminated | truncated
         try:
-            fresh = self.backend.renew(terminated | truncated, obs)
+            if index is None or self._in_parts is None:
+                fresh = self.backend.renew(ended, obs)
+            else:
+                fresh = self._in_parts.renew_part(ended, index)
         except (Exception, SystemExit) as error:
             raise self._failure(error) from error
         if not (self._few_numbers and math.isfinite(_total(fresh))):

@@ -70,6 +70,21 @@ class Collector:
             self._close_episodes(step.terminated | step.truncated)
         return CollectedStep(before, action, step)
 
+    def begin(self, action: NDArray[Any], index: int) -> None:
+        """Begin a step of one of the environments' `parts`, actions `[S, its n, ...]`."""
+        self.envs.begin(action, index)
+
+    def end(self, index: int) -> Step:
+        """Finish the step of a part; whoever steps the parts sets `obs` when all are done."""
+        step, part = self.envs.end(index), self.envs.parts[index]
+        self._clock += index == 0  # parts are stepped in order
+        self.episode_return[:, part] += step.task_reward.astype(np.float64)
+        if step.final_obs is not step.obs:
+            ended = np.zeros_like(self._began, np.bool_)
+            ended[:, part] = step.terminated | step.truncated
+            self._close_episodes(ended)
+        return step
+
     @property
     def episode_length(self) -> NDArray[np.int64]:
         """Steps since each episode began, `[S, n]`."""

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.algorithms.base import ActingState, AnyLearner, OnPolicyLearner
@@ -172,6 +174,8 @@ def gather_rollout(
     collector: Collector, runner: RolloutRunner, num_steps: int, statistics: RunningStatistics
 ) -> RolloutBatch:
     """Take `num_steps` steps in every environment; tensors are `[S, T, n, ...]`."""
+    if runner.acts_in_turns and statistics.idle and len(collector.envs.parts) > 1:
+        return gather_in_turns(collector, runner, num_steps)
     learner = runner.learner
     shares_memory = learner.device.type == "cpu"
     steps: list[CollectedStep] = []
@@ -185,23 +189,73 @@ def gather_rollout(
             steps.append(collector.step(action.array()))
             statistics.see(steps[-1])
 
-    def stack(arrays: list[np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.stack(arrays, 1)).to(learner.device)
-
+    given, actions = [s.step for s in steps], [s.action for s in steps]
     if shares_memory:
-        obs = stack([s.obs for s in steps])
-        next_obs = stack([s.step.final_obs for s in steps])
+        obs = _over_time([[s.obs for s in steps]], learner.device)
+        next_obs = _over_time([[step.final_obs for step in given]], learner.device)
     else:
         obs = torch.stack(shown, 1)
-        next_obs = successors(obs, [s.step for s in steps])
+        next_obs = successors(obs, given)
+    return _rollout(obs, next_obs, [actions], [given])
+
+
+def gather_in_turns(collector: Collector, runner: RolloutRunner, num_steps: int) -> RolloutBatch:
+    """Gather a rollout part by part: the device acts for one while another one is stepped.
+
+    The policy is always given all environments, those of the other part as they were seen last,
+    and the actions of one part are taken. So each action is what it is when all are stepped at
+    once, bit by bit, and only the order of the work differs.
+    """
+    learner, parts = runner.learner, collector.envs.parts
+    actions: list[list[NDArray[Any]]] = [[] for _ in parts]
+    steps: list[list[Step]] = [[] for _ in parts]
+    shown: list[Tensor] = []
+    with torch.inference_mode():
+        noise = learner.draw_noise(num_steps, collector.envs.num_envs)
+        for step in range(num_steps):
+            for index, part in enumerate(parts):
+                if step:
+                    steps[index].append(last := collector.end(index))
+                    chosen, on_device = runner.sample_part(last.obs, part, noise[:, step])
+                else:
+                    chosen, on_device = runner.sample(collector.obs, noise[:, step])
+                actions[index].append(chosen.array()[:, part].copy())
+                collector.begin(actions[index][-1], index)
+            shown.append(on_device.clone())  # the next call writes over it
+        for index in range(len(parts)):
+            steps[index].append(collector.end(index))
+    collector.obs = np.concatenate([given[-1].obs for given in steps], 1)
+    obs = torch.stack(shown, 1)
+    after = [successors(obs[:, :, part], given) for part, given in zip(parts, steps, strict=True)]
+    return _rollout(obs, torch.cat(after, 2), actions, steps)
+
+
+def _rollout(
+    obs: Tensor,
+    next_obs: Tensor,
+    actions: Sequence[Sequence[NDArray[Any]]],
+    steps: Sequence[Sequence[Step]],
+) -> RolloutBatch:
+    """Put together what each part of the environments did and was given, step by step."""
+
+    def of(name: str) -> Tensor:
+        return _over_time([[getattr(step, name) for step in part] for part in steps], obs.device)
+
     return RolloutBatch(
         obs=obs,
-        action=stack([s.action for s in steps]),
-        reward=stack([s.step.reward for s in steps]),
+        action=_over_time(actions, obs.device),
+        reward=of("reward"),
         next_obs=next_obs,
-        terminated=stack([s.step.terminated for s in steps]),
-        truncated=stack([s.step.truncated for s in steps]),
+        terminated=of("terminated"),
+        truncated=of("truncated"),
     )
+
+
+def _over_time(parts: Sequence[Sequence[NDArray[Any]]], device: torch.device) -> Tensor:
+    """Stack the arrays `[S, n, ...]` of each part over time, and the parts side by side."""
+    stacked = [np.stack(arrays, 1) for arrays in parts]
+    whole = stacked[0] if len(stacked) == 1 else np.concatenate(stacked, 2)
+    return torch.from_numpy(whole).to(device)
 
 
 def successors(obs: Tensor, steps: Sequence[Step]) -> Tensor:

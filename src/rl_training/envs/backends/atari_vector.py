@@ -2,11 +2,11 @@
 
 `ale_py.AtariVectorEnv` steps all its games or none, restarts a whole game after a lost life and
 cannot save an emulator. So each lane here has such an interface to itself, told to do nothing but
-hold an action: frames, the larger of the last two screens, and the resize. Actions are sent to
-as many lanes as there are threads before an answer is awaited, and a lane that needs more than one
-hold goes on while others work. To begin a game takes longer than to step all lanes, so each lane
-has a second emulator that begins its next game while the first is played. Lives, FIRE, idle starts,
-limits and frame stacks are ours, as in `rl_training.envs.atari`, which
+hold an action: frames, the larger of the last two screens, and the resize. Actions are sent to all
+lanes before an answer is awaited (or to as many as the user allows at a time), and a lane that
+needs more than one hold goes on while others work. To begin a game takes longer than to step all
+lanes, so each lane has a second emulator that begins its next game while the first is played.
+Lives, FIRE, idle starts, limits and frame stacks are ours, as in `rl_training.envs.atari`, which
 `tests/envs/test_atari_vector.py` compares frame by frame.
 
 Deviations from that module, because of which `vector_mode: auto` does not choose this backend and
@@ -29,15 +29,15 @@ from __future__ import annotations
 import importlib
 import re
 import zlib
-from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Container, Generator, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 
 from rl_training.envs.atari import FIRE, NOOP, AtariOptions, emulator_kwargs
-from rl_training.envs.backends.mujoco_batch import usable_cores
+from rl_training.envs.backends.lanes import Transition
 from rl_training.envs.factory import class_name, register_atari
 from rl_training.envs.options import wrapper_options
 from rl_training.envs.plain import State, encode, generator_from
@@ -300,6 +300,48 @@ class _Lane:
         }
 
 
+class _Schedule:
+    """Carries out the turns of lanes, some at a time; groups of turns are waited for apart."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._waiting: deque[tuple[_Lane, _Turn, int]] = deque()
+        self._busy: deque[tuple[_Lane, _Turn, int]] = deque()
+        self._unfinished: Counter[int] = Counter()
+
+    def begin(self, turns: Iterable[tuple[_Lane, _Turn]], group: int = 0) -> None:
+        """Take up the turns of some lanes, and send the first orders."""
+        for lane, turn in turns:
+            self._waiting.append((lane, turn, group))
+            self._unfinished[group] += 1
+        self._send()
+
+    def finish(self, group: int = 0) -> None:
+        """Wait until all turns of a group are carried out; those of others go on meanwhile."""
+        while self._unfinished[group]:
+            lane, turn, of_group = self._busy.popleft()
+            lane.receive()
+            self._continue(lane, turn, of_group)
+            self._send()
+
+    def run(self, turns: Iterable[tuple[_Lane, _Turn]]) -> None:
+        """Carry out turns from beginning to end."""
+        self.begin(turns)
+        self.finish()
+
+    def _send(self) -> None:
+        while self._waiting and len(self._busy) < self._at_once:
+            self._continue(*self._waiting.popleft())
+
+    def _continue(self, lane: _Lane, turn: _Turn, group: int) -> None:
+        order = next(turn, None)
+        if order is None:
+            self._unfinished[group] -= 1
+        else:
+            lane.send(order)
+            self._busy.append((lane, turn, group))
+
+
 class AtariVector:
     """Games in threads; where one ends, the next has begun already.
 
@@ -308,7 +350,8 @@ class AtariVector:
         env_kwargs: See `make_env`.
         seeds: The S seeds, for messages.
         num_envs: n, how many for each seed.
-        threads: Emulators that work at the same time; 0 takes as many as there are cores.
+        threads: Emulators that work at the same time; 0 is all, on whatever cores there are. With
+            one for each core, an emulator that is done would wait until its answer is taken.
     """
 
     kind: ClassVar[str] = "atari_vector"
@@ -326,13 +369,22 @@ class AtariVector:
         self._env_id, self._seeds = env_id, tuple(seeds)
         self._shape = (len(seeds), num_envs)
         count = len(seeds) * num_envs
-        self.threads = min(count, threads or usable_cores())
+        self.threads = min(count, threads or count)
+        self._schedule = _Schedule(self.threads)
         keywords = gym.registry[env_id].kwargs | emulator_kwargs(options) | dict(env_kwargs)
         max_steps = int(env_kwargs.get("max_episode_steps") or _NEVER)
         games = [_Game(keywords, options, max_steps) for _ in range(2 * count)]
         self.lanes = [_Lane(*games[2 * lane : 2 * lane + 2]) for lane in range(count)]
-        size = options.screen_size
-        self._frames = [np.zeros((count, size, size), np.uint8) for _ in range(options.frame_stack)]
+        half = num_envs // 2
+        self.parts = (slice(0, half), slice(half, num_envs)) if half else (slice(0, num_envs),)
+        numbers = np.arange(count).reshape(self._shape)
+        self._numbers = [numbers[:, part].ravel().tolist() for part in self.parts]
+        """The lanes of each part."""
+        frames = (options.frame_stack, options.screen_size, options.screen_size)
+        self._stacks = [
+            np.zeros((len(seeds), part.stop - part.start, *frames), np.uint8) for part in self.parts
+        ]
+        """What each part sees now, [S, its n, K, H, H]; not written to once it was given away."""
 
     @property
     def note(self) -> str:
@@ -345,62 +397,81 @@ class AtariVector:
         """The weakest level of the games."""
         return weakest_level(lane.playing.level for lane in self.lanes)
 
-    def _run(self, turns: Iterable[tuple[_Lane, _Turn]]) -> None:
-        """Carry out the turns of some lanes, so many at a time as there are threads."""
-        waiting, busy = deque(turns), deque[tuple[_Lane, _Turn]]()
-        while waiting or busy:
-            if waiting and len(busy) < self.threads:
-                lane, turn = waiting.popleft()
-            else:
-                lane, turn = busy.popleft()
-                lane.receive()
-            order = next(turn, None)
-            if order is not None:
-                lane.send(order)
-                busy.append((lane, turn))
-
     def observations(self) -> Array:
         """The current observations, [S, n, K, H, H]."""
-        stacked = np.stack(self._frames, axis=1)
-        return stacked.reshape(*self._shape, *stacked.shape[1:])
+        return np.concatenate(self._stacks, axis=1)
 
-    def _fill_stacks(self, lanes: Iterable[int]) -> None:
-        for lane in lanes:
-            for frame in self._frames:
-                frame[lane] = self.lanes[lane].playing.frame
+    def _show_starts(self, index: int, lanes: Container[int]) -> None:
+        """Fill the stacks of a part's lanes whose games have begun with what those show."""
+        stacks = self._stacks[index].copy()
+        flat = stacks.reshape(-1, *stacks.shape[2:])
+        for place, lane in enumerate(self._numbers[index]):
+            if lane in lanes:
+                flat[place] = self.lanes[lane].playing.frame
+        self._stacks[index] = stacks
 
     def reset(self, seeds: Sequence[int] | None) -> Array:
         """Begin new games everywhere, with new generators if there are seeds, S * n of them."""
         for lane, seed in zip(self.lanes, seeds or (), strict=seeds is not None):
             lane.draw_from(np.random.default_rng(seed))
-        self._run((lane, lane.begin()) for lane in self.lanes)
-        self._fill_stacks(range(len(self.lanes)))
+        self._schedule.run((lane, lane.begin()) for lane in self.lanes)
+        for index, numbers in enumerate(self._numbers):
+            self._show_starts(index, numbers)
         return self.observations()
 
-    def step(self, actions: Array) -> tuple[Array, Array, Array, Array]:
-        """One step of all environments with actions [S, n]."""
+    def begin(self, actions: Array, index: int) -> None:
+        """Begin a step of the part of that number, with its actions [S, its n]."""
         chosen: list[int] = actions.ravel().tolist()
         # The interface would wait for ever for the answer to an action that the game does not have.
         if min(chosen) < 0 or max(chosen) >= (most := self.lanes[0].playing.num_actions):
             raise ValueError(f"the game has actions 0 to {most - 1}, got {chosen}")
-        self._run((lane, lane.turn(a)) for lane, a in zip(self.lanes, chosen, strict=True))
-        for lane in self.lanes:
+        lanes = [self.lanes[number] for number in self._numbers[index]]
+        turns = ((lane, lane.turn(a)) for lane, a in zip(lanes, chosen, strict=True))
+        self._schedule.begin(turns, index)
+
+    def end(self, index: int) -> Transition:
+        """Finish the step of a part, while the other part's may go on."""
+        self._schedule.finish(index)
+        lanes = [self.lanes[number] for number in self._numbers[index]]
+        for lane in lanes:
             lane.prepare()
-        games = [lane.acted_in for lane in self.lanes]
-        self._frames.append(self._frames.pop(0))
-        for place, game in enumerate(games):
-            self._frames[-1][place] = game.final_frame
-        reward, terminated, truncated = zip(*(game.outcome for game in games), strict=True)
+        before = self._stacks[index]
+        stacks = np.empty_like(before)
+        stacks[:, :, :-1] = before[:, :, 1:]
+        newest = stacks.reshape(-1, *stacks.shape[2:])[:, -1]  # a view
+        for place, lane in enumerate(lanes):
+            newest[place] = lane.acted_in.final_frame
+        self._stacks[index] = stacks
+        shape = stacks.shape[:2]
+        outcomes = (lane.acted_in.outcome for lane in lanes)
+        reward, terminated, truncated = zip(*outcomes, strict=True)
         return (
-            self.observations(),
-            np.array(reward, np.float32).reshape(self._shape),
-            np.array(terminated, np.bool_).reshape(self._shape),
-            np.array(truncated, np.bool_).reshape(self._shape),
+            stacks,
+            np.array(reward, np.float32).reshape(shape),
+            np.array(terminated, np.bool_).reshape(shape),
+            np.array(truncated, np.bool_).reshape(shape),
         )
+
+    def renew_part(self, ended: Array, index: int) -> Array:
+        """Show the episodes of a part that have begun where `ended`, [S, its n]."""
+        flags = zip(self._numbers[index], ended.ravel().tolist(), strict=True)
+        self._show_starts(index, {lane for lane, over in flags if over})
+        return self._stacks[index]
+
+    def step(self, actions: Array) -> Transition:
+        """One step of all environments with actions [S, n]."""
+        for index, part in enumerate(self.parts):
+            self.begin(actions[:, part], index)
+        ends = [self.end(index) for index in range(len(self.parts))]
+        obs, reward, terminated, truncated = (
+            np.concatenate(arrays, axis=1) for arrays in zip(*ends, strict=True)
+        )
+        return obs, reward, terminated, truncated
 
     def renew(self, ended: Array, obs: Array) -> Array:  # noqa: ARG002
         """Show the episodes that have begun where `ended`, [S, n]."""
-        self._fill_stacks(ended.ravel().nonzero()[0].tolist())
+        for index, part in enumerate(self.parts):
+            self.renew_part(ended[:, part], index)
         return self.observations()
 
     def snapshot(self) -> list[State]:
@@ -421,17 +492,18 @@ class AtariVector:
         """Play the games again up to where they were; says where that led elsewhere."""
         saved: list[State] = [game for state in states for game in state["games"]]
         pairs = list(zip(self.lanes, saved, strict=True))
-        self._run((lane, lane.playing.replay(state)) for lane, state in pairs)
+        self._schedule.run((lane, lane.playing.replay(state)) for lane, state in pairs)
         for lane, state in pairs:
             lane.draw_from(generator_from(state["generator"]))
             lane.playing.steps = state["steps"]
         reasons = [lane.playing.difference(state) for lane, state in pairs]
-        elsewhere = [lane for lane, reason in enumerate(reasons) if reason is not None]
-        self._run((self.lanes[lane], self.lanes[lane].begin()) for lane in elsewhere)
-        obs = np.concatenate([state["obs"] for state in states])  # [L, K, H, H]
-        for place, frame in enumerate(self._frames):
-            frame[...] = obs[:, place]
-        self._fill_stacks(elsewhere)
+        elsewhere = {lane for lane, reason in enumerate(reasons) if reason is not None}
+        self._schedule.run((self.lanes[lane], self.lanes[lane].begin()) for lane in elsewhere)
+        obs = np.stack([state["obs"] for state in states])  # [S, n, K, H, H]
+        for index, part in enumerate(self.parts):
+            self._stacks[index] = np.empty_like(self._stacks[index])
+            self._stacks[index][...] = obs[:, part]
+            self._show_starts(index, elsewhere)
         return [self._message(lane, reason) for lane, reason in enumerate(reasons)]
 
     def _message(self, lane: int, reason: str | None) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Protocol, TypeAlias
+from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -86,6 +86,25 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Close the environments; may be called twice."""
+
+
+@runtime_checkable
+class InParts(Protocol):
+    """A backend that can step its environments in turns: a part works while another is waited for.
+
+    A part is a share of each seed's environments; arrays of a part are [S, its n, ...].
+    """
+
+    parts: tuple[slice, ...]
+
+    def begin(self, actions: Array, index: int) -> None:
+        """Begin a step of the part of that number."""
+
+    def end(self, index: int) -> Transition:
+        """Finish the step of a part; ended episodes wait for `renew_part`."""
+
+    def renew_part(self, ended: Array, index: int) -> Array:
+        """Begin new episodes where `ended`; returns the part's current observations."""
 
 
 def make_backend(task: Task, mode: Mode, timeout: float, threads: int = 0) -> Backend:

@@ -174,12 +174,17 @@ class CapturedPolicy:
         """The observations of the last call on the device, until the next one."""
         return self._staging.device["obs"]
 
-    def __call__(self, obs: NDArray[Any], *more: Tensor) -> HostCopy:
-        """Begin to choose actions for observations `[S, n, ...]`."""
+    def __call__(self, obs: NDArray[Any], *more: Tensor, part: slice | None = None) -> HostCopy:
+        """Begin to choose actions for observations `[S, n, ...]`.
+
+        With a part, `obs` is what these environments see, and the others see what they saw last.
+        """
         if self._graph is None:
+            assert part is None, "the first call must show all environments"
             self._capture(obs, more)
             assert self._graph is not None
-        np.copyto(self._staging.writable()["obs"], obs)
+        seen = self._staging.writable()["obs"]
+        np.copyto(seen if part is None else seen[:, part], obs)
         for static, tensor in zip(self._more, more, strict=True):
             static.copy_(tensor)
         self._graph.replay()

@@ -448,6 +448,25 @@ class RolloutRunner:
             given = given.to(self.learner.device)
         return HostCopy.of(self.learner.sample(given, noise)), given
 
+    @property
+    def acts_in_turns(self) -> bool:
+        """Whether `sample_part` can be asked: acting is a graph of the device."""
+        return self._policy is not None
+
+    def sample_part(self, obs: NDArray[Any], part: slice, noise: Tensor) -> tuple[HostCopy, Tensor]:
+        """Begin to sample actions of all environments after those of a part have seen `obs`.
+
+        Args:
+            obs: What the part sees, `[S, its n, ...]`.
+            part: Its environments.
+            noise: That of all environments.
+
+        Returns:
+            The actions and observations of all, see `sample`; only those of the part are of now.
+        """
+        assert self._policy is not None
+        return self._policy(obs, noise, part=part), self._policy.obs
+
     def before_rollout(self) -> None:
         """Change over to programs when it is time."""
         if self.learner.num_updates.value < self._switch_at:
