@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config as inductor
 from torch import Tensor
 
 from helpers.tiny import run_cli, tiny_config, write_tiny
@@ -226,7 +227,9 @@ def test_a_compiler_that_fails_leaves_an_eager_run(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "generated"))
     messages = Messages()
     config = small_config("dqn", tmp_path, total_timesteps=60, accelerate="compile")
-    result = train(config, callbacks=[messages])
+    # This process has read CXX already, if it has compiled anything.
+    with inductor.patch({"cpp.cxx": ("/nowhere/no-compiler",)}):
+        result = train(config, callbacks=[messages])
     assert result.metrics["gradient_steps"] == 40
     assert any("running without compiled updates" in text for text in messages.texts)
     assert not list((tmp_path / "cache" / "programs").glob("*")), "nothing half done is kept"
