@@ -64,11 +64,8 @@ class InTurns(SyncEnvs):
         envs = np.array(self.envs, object).reshape(self._shape)[:, self.parts[index]]
         lanes = zip(envs.ravel(), actions.ravel(), strict=True)
         obs, *rest, _ = zip(*(env.step(action) for env, action in lanes), strict=True)
-        types = (np.float32, np.bool_, np.bool_)
-        reward, terminated, truncated = (
-            np.array(values, dtype).reshape(envs.shape)
-            for values, dtype in zip(rest, types, strict=True)
-        )
+        reward = np.array(rest[0], np.float32).reshape(envs.shape)
+        terminated, truncated = (np.array(ends, np.bool_).reshape(envs.shape) for ends in rest[1:])
         return np.stack(obs).reshape(*envs.shape, *obs[0].shape), reward, terminated, truncated
 
     def renew_part(self, ended: Array, index: int) -> Array:
