@@ -3,6 +3,8 @@
 Evaluations are part of a run, as often as its preset asks for them; what does not grow with its
 length (compiling, the checkpoint at the end) is told beside the figure. Clocks around methods tell
 where the time goes until a little after half-time; the figure is that of the rest, without them.
+The same environments with random actions and nothing else, timed right after the run, tell how fast
+it could be at best.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bench.speed.accelerator import (
     choose_accelerate,
@@ -31,7 +35,7 @@ from bench.speed.timers import Timers, Watched
 from rl_training.algorithms.base import OnPolicyLearner
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.seeds import SeedVectorEnv
-from rl_training.experiment.config import load_config
+from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.compile.cuda_graph import CapturedPolicy, CapturedUpdates
 from rl_training.runtime.compile.runner import Accelerator, ReplayRunner, RolloutRunner
@@ -181,12 +185,14 @@ def _measure_one(
         split = _run(options, run, device, count, precision, synchronized).shares
     shares = _shares(split)
     steps = run.steps - watch.first_steps
+    rate, alone = count * steps / watch.stepping, _environments_alone(options, run, device, count)
     notes = [m for m in watch.messages if FALLBACK in m]
     notes.append(
         f"{steps:,} steps of {count} seed{'s' if count > 1 else ''} in {watch.stepping:.1f} s, "
         f"{run.steps:,} in {watch.seconds:.1f} s with {spent['compiling']:.1f} s to compile and "
         f"{spent['saving']:.1f} s to save at the end"
     )
+    notes.append(f"its environments alone: {alone:,.0f} env steps/s; {rate / alone:.0%} of that")
     passes = watch.first_steps / watch.num_envs
     notes.append(
         ", ".join(
@@ -202,8 +208,9 @@ def _measure_one(
         "seconds": dict(spent),
         "seconds_synchronized": dict(split),
         "shares": shares,
+        "environments_alone": alone,
     }
-    samples = {choose_accelerate(device, options): [count * steps / watch.stepping]}
+    samples = {choose_accelerate(device, options): [rate]}
     return _figure(row, count, precision, samples, notes=notes, extra=extra)
 
 
@@ -237,23 +244,61 @@ def _run(
 ) -> _Watch:
     watch = _Watch(timers, run.steps)
     with tempfile.TemporaryDirectory() as folder:
-        changes: dict[str, Any] = {
-            "seeds": list(range(count)),
-            "total_timesteps": run.steps,
-            "device": str(device),
-            "threads": options.threads,
-            "accelerate": choose_accelerate(device, options),
-            "precision": precision,
-            "checkpoint_interval": 0,
-            "log_interval": max(1, run.steps // 10),
-            "tensorboard": False,
-            "output_dir": folder,
-        }
-        config = load_config(run.preset, run.overrides, changes)
+        changes = {"precision": precision, "output_dir": folder}
+        config = _config(options, run, device, count, **changes)
         watch.num_envs = config.num_envs
         with timers.watching(WATCHED):
             train(config, callbacks=[watch])
     return watch
+
+
+def _config(
+    options: Options, run: Run, device: torch.device, count: int, **changes: Any
+) -> TrainConfig:
+    own: dict[str, Any] = {
+        "seeds": list(range(count)),
+        "total_timesteps": run.steps,
+        "device": str(device),
+        "threads": options.threads,
+        "accelerate": choose_accelerate(device, options),
+        "checkpoint_interval": 0,
+        "log_interval": max(1, run.steps // 10),
+        "tensorboard": False,
+    }
+    return load_config(run.preset, run.overrides, own | changes)
+
+
+def _environments_alone(
+    options: Options, run: Run, device: torch.device, count: int, seconds: float = 3.0
+) -> float:
+    """Environment steps per second of a run's environments with random actions."""
+    config = _config(options, run, device, count)
+    envs = SeedVectorEnv.make(
+        config.env_id,
+        config.env_kwargs,
+        config.num_envs,
+        config.all_seeds,
+        config.vector_mode,
+        threads=config.env_threads,
+    )
+    rng = np.random.default_rng(0)
+    shape = (64, envs.num_seeds, envs.num_envs)
+    actions: NDArray[Any]
+    if envs.spec.num_actions is None:
+        actions = rng.uniform(-1, 1, (*shape, *envs.spec.action_shape)).astype(np.float32)
+    else:
+        actions = rng.integers(0, envs.spec.num_actions, shape)
+    try:
+        envs.reset()
+        for action in actions:
+            envs.step(action)
+        steps, start = 0, time.perf_counter()
+        while (spent := time.perf_counter() - start) < seconds:
+            envs.step(actions[steps % len(actions)])
+            steps += 1
+        return steps * envs.num_seeds * envs.num_envs / spent
+    finally:
+        envs.close()
 
 
 def _shares(seconds: dict[str, float]) -> dict[str, float]:
