@@ -95,7 +95,7 @@ WATCHED: tuple[Watched, ...] = (
     (Accelerator, "programs", "compiling"),
     (CapturedUpdates, "__init__", "compiling"),
     (CapturedPolicy, "_capture", "compiling"),
-    (ReplayBuffer, "add", "replay insertion"),
+    (ReplayBuffer, "add_step", "replay insertion"),
     (Session, "log", "logging"),
     (Session, "evaluate", "evaluation"),
     (Session, "save", "saving"),

@@ -124,7 +124,7 @@ class _Actor:
             action = self.runner.take_in(seen, self.collector.obs, due)
         if action is not None:
             return action
-        self.replay.add(*seen)
+        self.replay.add_step(seen)
         if self.session.config.overlap:
             # Before the updates: they run on the device while the environments take this step.
             action = self.choose()

@@ -227,11 +227,15 @@ class ReplayBuffer:
             truncated: Where it was cut off.
             store: Calls `store_staged` on an accelerator, where that is part of a larger graph.
         """
+        self.add_step(StepArrays(obs, action, reward, next_obs, terminated, truncated), store)
+
+    def add_step(self, step: StepArrays, store: Callable[[], None] | None = None) -> None:
+        """Store one step of all environments; see `add`."""
         if self.reward_scale != 1.0 or self.reward_shift != 0.0:
-            reward = scale_rewards(reward, self.reward_scale, self.reward_shift)
+            reward = scale_rewards(step.reward, self.reward_scale, self.reward_shift)
+            step = step._replace(reward=reward)
         start = self.inserted.value % self.capacity
         stop = start + self.num_envs
-        step = StepArrays(obs, action, reward, next_obs, terminated, truncated)
         if self._arrays is not None:
             for array, value in zip(self._arrays.values(), self._values(step), strict=True):
                 array[:, start:stop] = value

@@ -59,9 +59,12 @@ class Program:
         A program reads its arguments where the examples it was made from had them, contiguous; a
         slice lies elsewhere.
         """
-        plain = all(isinstance(argument, Tensor) for argument in arguments)
-        flat = arguments if plain else flatten(list(arguments))[0]
-        outputs = self.call([*self.state, *(flat[i].contiguous() for i in self.arguments)])
+        given: Sequence[Tensor] = ()
+        if self.arguments:
+            plain = all(isinstance(argument, Tensor) for argument in arguments)
+            flat = arguments if plain else flatten(list(arguments))[0]
+            given = [flat[i].contiguous() for i in self.arguments]
+        outputs = self.call([*self.state, *given])
         return outputs[0] if self.output == "tensor" else unflatten(self.output, iter(outputs))
 
 

@@ -121,7 +121,7 @@ class CapturedPass:
         assert self._staging is not None
         # The actions of the pass before have arrived, so nothing reads the staged arrays any more.
         np.copyto(self._staging.writable()["obs"], obs)
-        self.replay.add(*seen, store=graph)
+        self.replay.add_step(seen, graph)
         self.learner.num_updates.value += len(phases)
         self.recorder.count_kept(len(phases))
         return HostCopy(self._action, self._arrival.event)

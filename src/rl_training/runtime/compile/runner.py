@@ -308,6 +308,7 @@ class ReplayRunner:
         """
         self.accelerator, self.learner, self.replay = accelerator, learner, replay
         self.recorder, self.acting = recorder, acting
+        self._on_cpu = learner.device.type == "cpu"
         self._is_whole = acting is None and stored_in is replay and replay.stores_by_graph
         """Whether storing, updates and acting are all that a pass does on the device."""
         self._pass: CapturedPass | None = None
@@ -331,11 +332,13 @@ class ReplayRunner:
         if self._policy is not None:
             return self._policy(obs)
         given = torch.from_numpy(obs)
-        if self.learner.device.type != "cpu":
+        if not self._on_cpu:
             given = given.to(self.learner.device)
         if self._act is not None:
-            return HostCopy.of(self._act(given))
-        return HostCopy.of(self.learner.act_from(self.acting, given, explore=True))
+            action = self._act(given)
+        else:
+            action = self.learner.act_from(self.acting, given, explore=True)
+        return HostCopy(action) if self._on_cpu else HostCopy.of(action)
 
     def update(self, count: int) -> None:
         """Do `count` updates."""
@@ -352,7 +355,8 @@ class ReplayRunner:
         Returns:
             The actions; None, with nothing done, where these are to be done one by one.
         """
-        self._switch_when_due()
+        if self._switch_at < math.inf:
+            self._switch_when_due()
         if self._pass is None:
             return None
         phases = self._pass.phases(due)
