@@ -181,13 +181,13 @@ def gather_rollout(
     steps: list[CollectedStep] = []
     shown: list[Tensor] = []
     with torch.inference_mode():
-        noise = learner.draw_noise(num_steps, collector.envs.num_envs)
-        for step in range(num_steps):
-            action, on_device = runner.sample(collector.obs, noise[:, step])
+        for noise in learner.draw_noise(num_steps, collector.envs.num_envs).unbind(1):
+            action, on_device = runner.sample(collector.obs, noise)
             if not shares_memory:
                 shown.append(on_device.clone())  # the next call may write over it
-            steps.append(collector.step(action.array()))
-            statistics.see(steps[-1])
+            steps.append(step := collector.step(action.array()))
+            if not statistics.idle:
+                statistics.see(step)
 
     given, actions = [s.step for s in steps], [s.action for s in steps]
     if shares_memory:

@@ -432,6 +432,7 @@ class RolloutRunner:
         rows: int,
     ) -> None:
         self.accelerator, self.learner = accelerator, learner
+        self._on_cpu = learner.device.type == "cpu"
         self._sources = rollout_sources(learner)
         steps, batch_size = learner.gradient_steps(rows)
         self._switch_at = accelerator.first_update(planned, steps, batch_size)
@@ -448,8 +449,9 @@ class RolloutRunner:
         if self._policy is not None:
             return self._policy(obs, noise), self._policy.obs
         given = torch.from_numpy(obs)
-        if self.learner.device.type != "cpu":
-            given = given.to(self.learner.device)
+        if self._on_cpu:
+            return HostCopy(self.learner.sample(given, noise)), given
+        given = given.to(self.learner.device)
         return HostCopy.of(self.learner.sample(given, noise)), given
 
     @property
