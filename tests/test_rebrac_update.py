@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.datasets import rebuilt, tiny_columns, toy_data
+from helpers.datasets import rebuilt, tiny_columns, toy_data, write_columns
 from helpers.updates import ACT, OBS, B, actor_gradient, make_constant, parameters_of, same
 from helpers.updates import make_batch as plain_batch
 from rl_training.algorithms.rebrac import SPEC, ReBRAC, rebrac_loss
 from rl_training.algorithms.td3 import TD3
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.replay.dataset import DatasetBuffer
-from rl_training.errors import DataError
+from rl_training.envs.factory import probe_env
+from rl_training.errors import ConfigError, DataError
 from rl_training.experiment.config import load_config
 from rl_training.models.actor_with_critics import MLPTD3Model
 from rl_training.rng import Rng
@@ -41,7 +43,7 @@ def make_batch(seeds: tuple[int, ...] = (0,), **changes: Tensor) -> TransitionBa
     next_action = Rng(seeds, "next").uniform(B, ACT) * 2 - 1
     mask = (torch.arange(B) % 3 > 0).float().expand(len(seeds), -1)
     values = {"next_action": next_action, "next_action_mask": mask}
-    return plain_batch(seeds, **(values | changes))
+    return replace(plain_batch(seeds), **(values | changes))
 
 
 def array(tensor: Tensor | None) -> np.ndarray[Any, Any]:
@@ -131,6 +133,13 @@ def test_ends_of_recorded_episodes() -> None:
     after = np.array([0.2, 0.3, 0.0, 0.5, 0.0])  # actions of rows 1, 2, none, 4, none
     bootstrap = np.array([0.9, 0.9, 0.9, 0.9, 0.0]) * (10.0 - 2.0 * after**2)
     np.testing.assert_allclose(array(target)[0], data.rewards + bootstrap, rtol=1e-5)
+
+
+def test_going_on_online_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"online .*: this method learns from recorded data alone"
+    ):
+        load_config("rebrac/pendulum", ["algo_kwargs.online={}"])
 
 
 def test_a_batch_without_next_actions_is_refused() -> None:
@@ -234,9 +243,7 @@ def test_the_weights_may_differ_between_members() -> None:
         torch.testing.assert_close(loss[index : index + 1], single.actor_loss(alone)[0])
 
 
-def test_a_run_draws_next_actions_and_refuses_rows_out_of_order(tmp_path: Any) -> None:
-    from rl_training.envs.factory import probe_env
-
+def test_a_run_draws_next_actions_and_refuses_rows_out_of_order(tmp_path: Path) -> None:
     env = probe_env("Pendulum-v1")
     config = load_config("rebrac/pendulum")
     learner = SPEC.build(env, config.algo_config, (0, 1))
@@ -245,8 +252,8 @@ def test_a_run_draws_next_actions_and_refuses_rows_out_of_order(tmp_path: Any) -
     assert batch.next_action.shape == (2, B, 1)
     data = toy_data(task=env)
     order = np.random.default_rng(0).permutation(len(data))
-    path = tmp_path / "shuffled.npz"
-    np.savez(path, **{name: column[order] for name, column in data.columns()})
+    columns = {name: column[order] for name, column in data.columns()}
+    path = write_columns(tmp_path / "shuffled.npz", columns)
     shuffled = {"dataset_kind": "npz", "dataset_path": str(path), "dataset_size": 10_000}
     settings = SPEC.config_class(**dict(config.algo_config) | shuffled)
     with pytest.raises(DataError, match="the next action of each transition needs whole episodes"):

@@ -68,6 +68,8 @@ def make_replay(
     else:
         kind, extra = _of_transitions(config, spec)
     if isinstance(config, PriorSettings):
+        # Rows that are added one by one have no next action when they are stored.
+        assert not learner.needs_next_action, "needs_next_action is for offline methods alone"
         kind = MixedPrioritizedReplayBuffer if config.prioritized else MixedReplayBuffer
         rows = open_prior(config, spec, learner.device) if prior is None else prior
         extra["prior"] = dataset_buffer(rows, learner, n_step=config.n_step)
