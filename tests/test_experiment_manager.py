@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from helpers.tiny import STEPS, tiny_config
+from helpers.tiny import ROOT, STEPS, tiny_config
 from rl_training import TrainConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment.logging import read_metrics
@@ -60,7 +60,15 @@ def test_a_run_folder_says_what_it_was(sac_config: TrainConfig) -> None:
     assert rows[-1].keys() >= declared
 
 
-def test_train_functions_exist_for_every_algorithm_and_take_only_their_own(
+TRAINERS = [
+    path.stem.removesuffix("_trainer")
+    for path in sorted((ROOT / "src/rl_training/runtime").glob("*_trainer.py"))
+]
+"""Methods with a public `runtime.<name>_trainer`; `test_contract_package.py` says which must."""
+
+
+@pytest.mark.parametrize("algo", TRAINERS)
+def test_train_functions_take_only_configurations_of_their_own_algorithm(
     tmp_path: Path, algo: str
 ) -> None:
     module = importlib.import_module(f"rl_training.runtime.{algo}_trainer")

@@ -15,6 +15,7 @@ from rl_training.algorithms.mopo import MOPO as MOPOAlgorithm
 from rl_training.algorithms.pets import PETS as PETSAlgorithm
 from rl_training.algorithms.ppo import PPO as PPOAlgorithm
 from rl_training.algorithms.qr_dqn import QRDQN as QRDQNAlgorithm
+from rl_training.algorithms.rebrac import ReBRAC as ReBRACAlgorithm
 from rl_training.algorithms.rlpd import RLPD as RLPDAlgorithm
 from rl_training.algorithms.sac import SAC as SACAlgorithm
 from rl_training.algorithms.td3 import TD3 as TD3Algorithm
@@ -37,6 +38,7 @@ from rl_training.api.algorithms import TD3 as TD3
 from rl_training.api.algorithms import TD3BC as TD3BC
 from rl_training.api.algorithms import DiscreteCQL as DiscreteCQL
 from rl_training.api.algorithms import Dreamer as Dreamer
+from rl_training.api.algorithms import ReBRAC as ReBRAC
 from rl_training.data import OfflineDataset as OfflineDataset
 from rl_training.experiment.config import TrainConfig as TrainConfig
 from rl_training.runtime.callbacks import Callback as Callback

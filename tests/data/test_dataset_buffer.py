@@ -15,6 +15,7 @@ from helpers.datasets import SWITCH, TOY, columns_of, rebuilt, tiny_columns, toy
 from rl_training.algorithms.td3_bc import TD3BC
 from rl_training.data.datasets.dataset import OfflineDataset, concatenate
 from rl_training.data.replay.dataset import DatasetBuffer
+from rl_training.data.replay.mapped import MappedBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpointing import load_checkpoint
@@ -253,3 +254,57 @@ def test_a_run_changes_over_to_programs_at_one_update_wherever_it_is_cut(
     if cut is not None:
         resume_training(result.run_dir)
     assert changed_at[0] == 50
+
+
+# The action that the data took next
+
+
+def test_the_next_action_is_that_of_the_row_after_and_masked_at_ends_of_episodes() -> None:
+    buffer = DatasetBuffer(five_rows(), next_actions=True)
+    batch = buffer.gather(rows(0, 1, 2, 3, 4))
+    assert batch.next_action is not None
+    assert batch.next_action_mask is not None
+    # Row 2 is truncated and row 4 terminates: what follows there is of another episode, or nothing.
+    assert batch.next_action_mask.tolist() == [[1.0, 1.0, 0.0, 1.0, 0.0]]
+    known = batch.next_action_mask[0].bool()
+    torch.testing.assert_close(batch.next_action[0, known, 0], torch.tensor([0.2, 0.3, 0.5]))
+
+
+def test_the_next_action_of_several_steps_is_that_after_the_last() -> None:
+    buffer = DatasetBuffer(five_rows(), n_step=2, next_actions=True)
+    batch = buffer.gather(rows(0, 1, 2, 3, 4))
+    assert batch.next_action is not None
+    assert batch.next_action_mask is not None
+    assert batch.next_action_mask.tolist() == [[1.0, 0.0, 0.0, 0.0, 0.0]]
+    assert batch.next_action[0, 0, 0] == pytest.approx(0.3)
+
+
+def test_a_mix_has_no_next_action_where_its_parts_meet() -> None:
+    mix = concatenate([five_rows(), five_rows()])
+    batch = DatasetBuffer(mix, next_actions=True).gather(torch.arange(10).unsqueeze(0))
+    assert batch.next_action_mask is not None
+    assert batch.next_action_mask.tolist() == [[1.0, 1.0, 0.0, 1.0, 0.0] * 2]
+
+
+@pytest.mark.parametrize("task", [TOY, SWITCH])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_next_actions_change_nothing_else_of_a_batch(task: EnvSpec, n_step: int) -> None:
+    plain = DatasetBuffer(toy(task=task), seeds=(3, 4), n_step=n_step).sample(16)
+    more = DatasetBuffer(toy(task=task), seeds=(3, 4), n_step=n_step, next_actions=True).sample(16)
+    assert plain.next_action is None
+    assert plain.next_action_mask is None
+    for name, value in vars(plain).items():
+        assert value is None or torch.equal(value, getattr(more, name)), name
+    assert more.next_action is not None
+    assert more.next_action.shape == more.action.shape
+    assert more.next_action.dtype == more.action.dtype
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_rows_on_disk_give_the_same_next_actions(n_step: int) -> None:
+    options: dict[str, Any] = {"seeds": (3, 4), "n_step": n_step, "next_actions": True}
+    here, there = DatasetBuffer(toy(), **options), MappedBuffer(toy(), **options)
+    for _ in range(3):
+        first, second = here.sample(16), there.sample(16)
+        for name in ("action", "reward", "next_obs", "next_action", "next_action_mask"):
+            assert torch.equal(getattr(first, name), getattr(second, name)), name

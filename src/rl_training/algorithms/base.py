@@ -126,6 +126,8 @@ class Learner(Stateful, Generic[BatchT]):
     network_names: ClassVar[tuple[str, ...]] = ("model",)
     batch_class: ClassVar[Any] = TransitionBatch
     """What it learns from: `TransitionBatch`, `RolloutBatch` or `SequenceBatch`."""
+    needs_next_action: ClassVar[bool] = False
+    """Whether batches of a dataset hold the action that the data took next; offline only."""
 
     def __init__(
         self,

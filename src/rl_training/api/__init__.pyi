@@ -18,3 +18,4 @@ from rl_training.api.algorithms import TD3 as TD3
 from rl_training.api.algorithms import TD3BC as TD3BC
 from rl_training.api.algorithms import DiscreteCQL as DiscreteCQL
 from rl_training.api.algorithms import Dreamer as Dreamer
+from rl_training.api.algorithms import ReBRAC as ReBRAC

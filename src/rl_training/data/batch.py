@@ -31,6 +31,10 @@ class TransitionBatch:
     """Importance weights `[S, B]` of prioritized sampling."""
     index: Tensor | None = None
     """Rows the transitions were drawn from `[S, B]`, to send priorities back to."""
+    next_action: Tensor | None = None
+    """What the data did at `next_obs`, for learners that set `needs_next_action`."""
+    next_action_mask: Tensor | None = None
+    """1 where the data records that action, else 0, `[S, B]`; None means everywhere."""
 
     @classmethod
     def from_mapping(
@@ -40,7 +44,8 @@ class TransitionBatch:
 
         Args:
             batch: `obs, actions, rewards, next_obs` and either `dones` (true where the episode
-                *terminated*; time limits are not ends) or `discounts`; optionally `weights, index`.
+                *terminated*; time limits are not ends) or `discounts`; optionally `weights, index,
+                next_actions, next_action_mask`.
             gamma: Discount used with `dones`.
             num_seeds: S.
 
@@ -55,6 +60,7 @@ class TransitionBatch:
         values.pop("dones", None)
         fields = {"obs": "obs", "actions": "action", "rewards": "reward", "next_obs": "next_obs"}
         fields |= {"discounts": "discount", "weights": "weight", "index": "index"}
+        fields |= {"next_actions": "next_action", "next_action_mask": "next_action_mask"}
         needed = {"obs", "actions", "rewards", "next_obs"}
         values = _with_seed_axis(values, "batch", needed, fields.keys() - needed, "B", num_seeds)
         return cls(**{fields[name]: tensor for name, tensor in values.items()})

@@ -68,6 +68,8 @@ def make_replay(
     else:
         kind, extra = _of_transitions(config, spec)
     if isinstance(config, PriorSettings):
+        # Rows that are added one by one have no next action when they are stored.
+        assert not learner.needs_next_action, "needs_next_action is for offline methods alone"
         kind = MixedPrioritizedReplayBuffer if config.prioritized else MixedReplayBuffer
         rows = open_prior(config, spec, learner.device) if prior is None else prior
         extra["prior"] = dataset_buffer(rows, learner, n_step=config.n_step)
@@ -190,7 +192,11 @@ def load_buffer(learner: AnyLearner, spec: EnvSpec) -> tuple[DatasetBuffer, tupl
         return _expert_buffer(learner.config, learner, spec)
     settings = learner.part(OfflineSettings)
     view = open_configured(settings, spec, room=_free_bytes(torch.device("cpu")))
-    mapped = stays_on_disk(settings.dataset_storage, view, learner.device)
+    if learner.needs_next_action:
+        view.require_episodes("the next action of each transition")
+    mapped = stays_on_disk(
+        settings.dataset_storage, view, learner.device, next_actions=learner.needs_next_action
+    )
     buffer = dataset_buffer(view, learner, n_step=settings.n_step, mapped=mapped)
     said = f"the dataset stays on disk: {view.name} is read batch by batch"
     return buffer, (*view.notes, said) if mapped else view.notes
@@ -207,8 +213,10 @@ def _expert_buffer(
     return buffer, expert.notes
 
 
-def stays_on_disk(storage: DatasetStorage, view: DatasetView, device: torch.device) -> bool:
-    """Decide whether the rows of a dataset stay on disk.
+def stays_on_disk(
+    storage: DatasetStorage, view: DatasetView, device: torch.device, *, next_actions: bool = False
+) -> bool:
+    """Decide whether the rows of a dataset stay on disk, where batches may hold next actions.
 
     Raises:
         ConfigError: When they fit nowhere, or are to be mapped and cannot be.
@@ -219,7 +227,7 @@ def stays_on_disk(storage: DatasetStorage, view: DatasetView, device: torch.devi
             f"(observations, next observations and actions in .npy files, as float32 or uint8); "
             f"{CONVERT}"
         )
-    needed = _device_bytes(view)
+    needed = _device_bytes(view, next_actions=next_actions)
     if storage == "auto" and view.is_mapped:
         return needed > DEVICE_SHARE * _free_bytes(device)
     if storage != "mapped":
@@ -228,9 +236,10 @@ def stays_on_disk(storage: DatasetStorage, view: DatasetView, device: torch.devi
     return storage == "mapped"
 
 
-def _device_bytes(rows: RowSource) -> int:
+def _device_bytes(rows: RowSource, *, next_actions: bool = False) -> int:
     """Return the memory that rows take on a device, where flags are float32."""
-    row_bytes = [max(rows.kind(name).row_bytes, 4) for name in COLUMNS]
+    names = (*COLUMNS, "actions") if next_actions else COLUMNS
+    row_bytes = [max(rows.kind(name).row_bytes, 4) for name in names]
     return len(rows) * sum(row_bytes)
 
 
@@ -240,4 +249,11 @@ def dataset_buffer(
     """Build the buffer of recorded rows."""
     kind = MappedBuffer if mapped else DatasetBuffer
     seeds, gamma, device = learner.seeds, learner.config.gamma, learner.device
-    return kind(rows, seeds=seeds, gamma=gamma, n_step=n_step, device=device)
+    return kind(
+        rows,
+        seeds=seeds,
+        gamma=gamma,
+        n_step=n_step,
+        next_actions=learner.needs_next_action,
+        device=device,
+    )

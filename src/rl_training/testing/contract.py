@@ -214,6 +214,9 @@ def _one_seed(algo: str, env: EnvSpec, seed: int, key: int) -> Batch:
     if spec.loop is Loop.ON_POLICY:
         cut = torch.rand(lead, generator=generator) < 0.2
         return RolloutBatch(**common, terminated=ended, truncated=cut)
+    if spec.learner.needs_next_action:
+        common["next_action"] = normal(env.action_dim).tanh()
+        common["next_action_mask"] = (torch.rand(lead, generator=generator) < 0.8).float()
     return TransitionBatch(**common, discount=0.99 * (~ended).float())
 
 

@@ -207,6 +207,9 @@ def test_update_takes_a_plain_mapping(algo: str) -> None:
     }
     if "next_obs" in values:
         mapping["next_obs"] = values["next_obs"]
+    if "next_action" in values:
+        mapping["next_actions"] = values["next_action"]
+        mapping["next_action_mask"] = values["next_action_mask"]
     if "is_first" in values:
         mapping |= {"dones": values["terminated"], "is_first": values["is_first"]}
     elif "discount" in values:

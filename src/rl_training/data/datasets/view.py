@@ -115,11 +115,19 @@ class DatasetView:
     def with_normalized_rewards(self) -> DatasetView:
         """Return the view with rewards x 1000 / (largest - smallest episode return)."""
         assert not self.rescaling, "the range of returns is that of the sources"
-        for dataset in self.datasets:
-            dataset.require_episodes("normalize_rewards")
+        self.require_episodes("normalize_rewards")
         returns = np.concatenate([dataset.episode_returns() for dataset in self.datasets])
         factor, note = normalizing_factor(returns, self.name)
         return replace(self.scaled(factor), notes=(*self.notes, note))
+
+    def require_episodes(self, what: str) -> None:
+        """Refuse data whose episodes cannot be told; `what` needs them.
+
+        Raises:
+            DataError: When the rows of a source are not in time order.
+        """
+        for dataset in self.datasets:
+            dataset.require_episodes(what)
 
     def to_dataset(self) -> OfflineDataset:
         """Return the rows as arrays; columns that are not changed stay where they are."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl_training.data.datasets.blank import UNCOUNTED, BlankRows, DatasetShape
 from rl_training.data.datasets.blocks import Index, RowSource, blocks
-from rl_training.data.replay.storage import Array, ReplayBuffer
+from rl_training.data.replay.storage import Array, Fields, ReplayBuffer
 from rl_training.errors import CheckpointError
 from rl_training.rng import Rng
 
@@ -26,12 +26,17 @@ FIELDS = {
     "reward": "rewards",
     "continues": "terminations",
     "truncated": "truncations",
+    "next_action": "actions",
 }
 """Columns that the fields of a batch are made of."""
 
 
 def read_field(source: RowSource, field: str, rows: Index) -> Array:
     """Return rows of a field of a batch."""
+    if field == "next_action":
+        index = np.arange(*rows.indices(len(source))) if isinstance(rows, slice) else rows
+        # The last row always ends an episode, so what it reads here is masked.
+        rows = np.minimum(index + 1, len(source) - 1)
     values = source.read(FIELDS[field], rows)
     return ~values if field == "continues" else values
 
@@ -50,6 +55,7 @@ class DatasetBuffer(ReplayBuffer):
         seeds: Sequence[int] = (0,),
         gamma: float = 0.99,
         n_step: int = 1,
+        next_actions: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         """Copy the rows to the device.
@@ -59,8 +65,13 @@ class DatasetBuffer(ReplayBuffer):
             seeds: Seeds of the sampling, one per member of the group.
             gamma: Discount that `sample` puts into the batch.
             n_step: Rewards summed before the bootstrap.
+            next_actions: Put the action that follows a transition into the batch; the rows must be
+                in time order.
             device: Where the rows live and batches are made.
         """
+        self._keeps_next_actions = next_actions
+        if next_actions:
+            self._successor_fields = ("next_obs", "next_action", "continues", "truncated")
         assert dataset.learner_units, "map the dataset's actions to learner units first"
         obs, action = dataset.kind("observations"), dataset.kind("actions")
         super().__init__(
@@ -98,6 +109,25 @@ class DatasetBuffer(ReplayBuffer):
         self._lengths = torch.tensor(lengths, device=self.device)
         scale = len(dataset) / sum(part.weight for part in parts)
         self._parts = [(slice(part.start, part.stop), part.weight * scale) for part in parts]
+
+    def _fields(
+        self,
+        obs: tuple[tuple[int, ...], torch.dtype],
+        action: tuple[tuple[int, ...], torch.dtype],
+    ) -> Fields:
+        """Return what a row holds; the next action too, so that a batch is still one gather."""
+        fields = super()._fields(obs, action)
+        # First: the scalars must stay the table's last columns.
+        return {"next_action": action, **fields} if self._keeps_next_actions else fields
+
+    def _next_action(self, table: Tensor, flat: Tensor) -> dict[str, Tensor]:
+        """Return the action of the row after, and whether that row is of the same episode."""
+        if not self._keeps_next_actions:
+            return {}
+        continues = self._field("continues", table, flat)
+        mask = continues * (1 - self._field("truncated", table, flat))
+        action = self._field("next_action", table, flat)
+        return {"next_action": action, "next_action_mask": mask}
 
     def _take(self, dataset: RowSource) -> None:
         """Copy the rows, block by block."""

@@ -52,12 +52,20 @@ class MappedBuffer(DatasetBuffer):
         seeds: Sequence[int] = (0,),
         gamma: float = 0.99,
         n_step: int = 1,
+        next_actions: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         """Open the dataset; arguments as of `DatasetBuffer`."""
         self.dataset = dataset
         self.batch_device = torch.device(device)
-        super().__init__(dataset, seeds=seeds, gamma=gamma, n_step=n_step, device="cpu")
+        super().__init__(
+            dataset,
+            seeds=seeds,
+            gamma=gamma,
+            n_step=n_step,
+            next_actions=next_actions,
+            device="cpu",
+        )
         self._ahead = Rng(seeds, "replay")
         self._ordered: deque[_Ordered] = deque()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="dataset")

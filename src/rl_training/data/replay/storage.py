@@ -72,6 +72,8 @@ class ReplayBuffer:
     """Fields that a subclass stores and reads in its own way."""
     stores_by_graph: ClassVar[bool] = True
     """Whether `store_staged` is all that storing a step takes on the device."""
+    _successor_fields: tuple[str, ...] = ("next_obs",)
+    """Fields that an n-step transition takes from its last row."""
     _tracks_newest: ClassVar[bool] = False
     """Whether what is drawn depends on which row is the newest; n-step returns always do."""
 
@@ -354,22 +356,32 @@ class ReplayBuffer:
         table = self._table_rows(flat, here).view(*index.shape, -1)
         if self.n_step == 1:
             reward = self._field("reward", table, flat)
-            next_obs = self._field("next_obs", table, flat)
             discount = self._field("continues", table, flat) * self.gamma
+            last_table, flat_last = table, flat
         else:
             reward, discount, last = self._n_step(index)
             flat_last = self._flat(last)
-            last_table = self._table_rows(flat_last, ("next_obs",)).view(*index.shape, -1)
-            next_obs = self._field("next_obs", last_table, flat_last)
+            last_table = self._table_rows(flat_last, self._successor_fields)
+            last_table = last_table.view(*index.shape, -1)
         return TransitionBatch(
             obs=self._field("obs", table, flat),
             action=self._field("action", table, flat),
             reward=reward,
-            next_obs=next_obs,
+            next_obs=self._field("next_obs", last_table, flat_last),
             discount=discount,
             weight=weight,
             index=index,
+            **self._next_action(last_table, flat_last),
         )
+
+    def _next_action(self, table: Tensor, flat: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        """Return the batch's fields of the next action; only a dataset has them, when asked to.
+
+        Args:
+            table: Of the rows whose successor bootstraps, `[S, B, width]`.
+            flat: Their numbers.
+        """
+        return {}
 
     def _flat(self, index: Tensor) -> Tensor:
         """Row numbers in the tables that are flattened over seeds, from numbers `[S, B]`."""
