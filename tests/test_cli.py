@@ -285,6 +285,7 @@ def test_a_damaged_checkpoint_is_named_on_one_line(tiny: Path) -> None:
 # Looking things up
 
 
+@pytest.mark.matrix
 def test_lists_and_descriptions_cover_every_algorithm_and_preset() -> None:
     algos = json.loads(run_cli("list", "--json").out)
     assert [row["name"] for row in algos] == list(algorithm_names())

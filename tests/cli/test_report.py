@@ -356,6 +356,7 @@ def refused(command: str, folder: Path) -> str | None:
     return None if done.code == 0 else done.sentence()
 
 
+@pytest.mark.matrix
 def test_files_of_the_wrong_shape_are_left_out_or_named(tmp_path: Path) -> None:
     good = write_run(tmp_path / "source", {1: 1.0, 2: 2.0})
     described = {"algo": "sac", "env_id": "Pendulum-v1", "seed": 0, "algo_kwargs": {}}

@@ -71,6 +71,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs" / "run"
 
 
+@pytest.mark.matrix
 def test_a_run_is_given_as_an_argument_or_by_name(run: Path, tmp_path: Path) -> None:
     words = ("--episodes", "2", "--seed", "1")
     assert run_cli("eval", run, *words).out == run_cli("eval", "--checkpoint", run, *words).out

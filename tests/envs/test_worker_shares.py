@@ -217,6 +217,7 @@ def test_a_snapshot_that_does_not_fit_ends_the_processes() -> None:
     assert all_end(workers)
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(sys.platform != "linux", reason="counts open files in /proc")
 def test_nothing_is_left_behind() -> None:
     def left() -> tuple[int, int, list[str]]:

@@ -365,6 +365,7 @@ def test_the_same_file_works_outside_the_package(tmp_path: Path) -> None:
     run_python(python + "\nassert ExpectedSARSA.__name__ == 'ExpectedSARSA'\n", tmp_path)
 
 
+@pytest.mark.matrix
 def test_the_quick_start_works_as_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_here: Callable[[str], str]
 ) -> None:

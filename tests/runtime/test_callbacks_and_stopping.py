@@ -293,6 +293,7 @@ train(config.replace(run_name="killed"), callbacks=[Kill()])
 """
 
 
+@pytest.mark.matrix
 def test_metrics_of_a_killed_and_resumed_run_are_those_of_an_uninterrupted_one(
     tmp_path: Path,
 ) -> None:

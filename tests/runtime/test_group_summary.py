@@ -196,6 +196,7 @@ def test_a_file_that_is_no_summary_is_one_sentence(tmp_path: Path) -> None:
 # What is printed and drawn
 
 
+@pytest.mark.matrix
 def test_the_command_line_prints_table_and_interquartile_mean(tmp_path: Path) -> None:
     path = write_tiny(tmp_path, algo_kwargs={"eval_interval": 16}, total_timesteps=32)
     done = run_cli("train", "-c", path, "--seeds", "3,1")

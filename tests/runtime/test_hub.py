@@ -72,6 +72,7 @@ def test_an_agent_is_pushed_and_loaded_again(hub: StandIn, run: Path) -> None:
     assert loaded.evaluate(2, seed=3).returns == evaluate_checkpoint(run, 2, seed=3).returns
 
 
+@pytest.mark.matrix
 def test_commands_take_the_name_of_an_agent_on_the_hub(
     hub: StandIn, run: Path, tmp_path: Path
 ) -> None:

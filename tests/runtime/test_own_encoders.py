@@ -318,6 +318,7 @@ def test_a_name_in_a_configuration_of_python_is_not_followed(tmp_path: Path) -> 
         train(config.replace(output_dir=str(tmp_path)))
 
 
+@pytest.mark.matrix
 def test_a_function_that_this_process_was_not_given_is_asked_for(tmp_path: Path) -> None:
     agent = PPO("CartPole-v1", num_steps=16, output_dir=str(tmp_path), encoder=lambda s: make(s))
     agent.learn(16, progress=False)

@@ -247,6 +247,7 @@ def test_bad_sweeps_are_one_sentence(tiny: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.matrix
 def test_a_failing_run_is_named_and_the_exit_code_says_so(tmp_path: Path) -> None:
     bad = write_tiny(tmp_path, env_id="nowhere:Nothing")
     done = run_cli("sweep", "-c", bad, "-o", tmp_path / "sweep")

@@ -148,6 +148,7 @@ def test_the_result_is_that_of_seeds_the_search_has_not_seen(tiny: Path, tmp_pat
     assert more.names == []
 
 
+@pytest.mark.matrix
 def test_a_hopeless_trial_is_asked_to_stop(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
