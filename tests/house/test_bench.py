@@ -328,7 +328,7 @@ def test_the_algorithm_of_updates_is_chosen_and_gpu_sac_stays_sac() -> None:
     (made,) = module.measure(ROWS["gpu-update"], options)
     assert (made.label, made.extra["algo"]) == ("gpu-td3_bc 2 fp32", "td3_bc")
     assert made.ours is not None
-    assert 0 < made.ours < made.extra["environments_alone"]
+    assert made.ours > 0
     works = list(module._works(ROWS["gpu-sac"], replace(options, seeds=None)))
     assert [(work.algo, work.count) for work in works] == [("sac", 1), ("sac", 32), ("sac", 128)]
 
@@ -347,4 +347,4 @@ def test_the_time_of_a_run_is_split_and_adds_up() -> None:
     assert sum(made.extra["shares"].values()) == pytest.approx(1)
     assert {"environments", "acting", "updates", "waiting for actions"} <= set(made.extra["shares"])
     assert made.ours is not None
-    assert made.ours > 0
+    assert 0 < made.ours < made.extra["environments_alone"]
