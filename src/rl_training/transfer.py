@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -124,7 +123,7 @@ class HostCopy:
     """A tensor on its way to the host, where it has arrived when an event says so."""
 
     def __init__(self, host: Tensor, arrived: torch.cuda.Event | None = None) -> None:
-        self._host, self._arrived = host, arrived
+        self._host, self._arrived = host.numpy(), arrived
 
     @classmethod
     def of(cls, tensor: Tensor) -> HostCopy:
@@ -140,6 +139,6 @@ class HostCopy:
     def array(self) -> NDArray[Any]:
         """Wait for it; the array belongs to the caller."""
         if self._arrived is None:
-            return self._host.numpy()
+            return self._host
         self._arrived.synchronize()
-        return np.array(self._host.numpy())
+        return self._host.copy()

@@ -270,6 +270,16 @@ def test_actions_of_an_old_checkpoint_without_bounds_pass_unscaled() -> None:
     assert spec.unscale_action(action).tolist() == [3.0, -7.5]
 
 
+def test_bounds_of_one_only_clip_whatever_the_number_format() -> None:
+    spec = EnvSpec.from_env(SpacesEnv(None, spaces.Box(-1.0, 1.0, (6,), np.float32)), "mine")
+    action = np.random.default_rng(0).normal(0.0, 1.0, (2, 5, 6)).astype(np.float32)
+    expected = np.clip(action, -1.0, 1.0)
+    assert (expected != action).any()
+    for mapped in (spec.action_map, spec.action_map.for_batch((2, 5))):
+        for given in (action, action.astype(np.float64)):
+            np.testing.assert_array_equal(mapped.to_env(given), expected, strict=True)
+
+
 def test_actions_of_several_axes_are_vectors_to_a_learner() -> None:
     low, high = np.arange(-6.0, 0.0).reshape(2, 3), np.full((2, 3), 4.0)
     spec = EnvSpec.from_env(SpacesEnv(None, spaces.Box(low, high, dtype=np.float64)), "mine")

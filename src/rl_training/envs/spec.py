@@ -43,8 +43,14 @@ class ActionMap:
         if spec.action_low is not None and spec.action_high is not None:
             low = np.array(spec.action_low, dtype=np.float64)  # [A]
             high = np.array(spec.action_high, dtype=np.float64)
-            self._low, self._high = low, high
+            self._set_bounds(low, high)
             self._symmetric = bool((low == -high).all())
+            # Clipping is all that is left to do, and what is clipped in float32 stays exact.
+            self._unit = self._symmetric and bool((high == 1).all()) and self._dtype == np.float32
+
+    def _set_bounds(self, low: Array, high: Array) -> None:
+        self._low, self._high = low, high
+        self._low32, self._high32 = low.astype(np.float32), high.astype(np.float32)
 
     def to_env(self, action: Array) -> Array:
         """Learner units `[..., A]` to environment units `[..., *shape]`."""
@@ -57,12 +63,16 @@ class ActionMap:
         return scaled.reshape(*scaled.shape[:-1], *self._shape)
 
     def _scaled(self, action: Array) -> Array:
+        action = np.asarray(action)
+        if self._unit and action.dtype == np.float32:
+            clipped: Array = np.minimum(np.maximum(action, self._low32), self._high32)
+            return clipped
         if self._symmetric:
-            scaled = np.asarray(action, dtype=np.float64) * self._high
+            scaled = action.astype(np.float64) * self._high
         else:
             # The two-sided form gives the bounds exactly at -1 and +1; low + weight * width does
             # not.
-            weight = (np.asarray(action, dtype=np.float64) + 1.0) * 0.5
+            weight = (action.astype(np.float64) + 1.0) * 0.5
             scaled = (1.0 - weight) * self._low + weight * self._high
         return np.minimum(np.maximum(scaled, self._low), self._high).astype(self._dtype)
 
@@ -71,8 +81,8 @@ class ActionMap:
         batched = copy.copy(self)
         if self._bounded:
             shape = leading + self._low.shape
-            batched._low = np.array(np.broadcast_to(self._low, shape))
-            batched._high = np.array(np.broadcast_to(self._high, shape))
+            low, high = np.broadcast_to(self._low, shape), np.broadcast_to(self._high, shape)
+            batched._set_bounds(np.array(low), np.array(high))
         return batched
 
     def to_learner(self, action: Array) -> Array:

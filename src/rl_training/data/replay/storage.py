@@ -270,8 +270,10 @@ class ReplayBuffer:
             self._staged[name][...] = value
         before = self.inserted.value
         count, size = before + self.num_envs, min(before + self.num_envs, self.drawable)
-        np.remainder(self._lanes + before, self.capacity, out=self._staged[_ROWS])
-        self._staged[_COUNTS][:] = count, size
+        # A step's rows follow each other: the capacity is a multiple of their number.
+        np.add(self._lanes, before % self.capacity, out=self._staged[_ROWS])
+        counts = self._staged[_COUNTS]
+        counts[0], counts[1] = count, size
         if store is None:
             self._store()
             self._staging.mark_sent()

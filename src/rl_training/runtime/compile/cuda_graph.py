@@ -95,23 +95,23 @@ class CapturedPass:
         stored = replay.rows["action"]
         lead = (learner.num_seeds, replay.num_envs)
         self._action = pinned_like(stored.new_empty(*lead, *stored.shape[2:]))
+        self._chosen = HostCopy(self._action, self._arrival.event)
+        self._single = {phase: (phase,) for phase in self._updates}
         self._graphs: dict[tuple[int, ...], Captured] = {}
         self._staging: Staging | None = None
 
     def phases(self, count: int) -> tuple[int, ...] | None:
         """Return the phases of the next updates; None where a pass cannot be one graph."""
-        learner, done = self.learner, self.learner.num_updates.value
+        learner = self.learner
+        if count == 1:
+            return self._single.get(learner.phase())
         if count > MOST_AT_ONCE:
             return None
-        if count == 1:
-            phases: tuple[int, ...] = (learner.phase(),)
-        else:
-            found = []
-            for step in range(count):
-                with counted(learner, done + step):
-                    found.append(learner.phase())
-            phases = tuple(found)
-        return phases if all(phase in self._updates for phase in phases) else None
+        phases, done = [], learner.num_updates.value
+        for step in range(count):
+            with counted(learner, done + step):
+                phases.append(learner.phase())
+        return tuple(phases) if self._updates.keys() >= set(phases) else None
 
     def __call__(self, seen: StepArrays, obs: NDArray[Any], phases: tuple[int, ...]) -> HostCopy:
         """Store a step, do the updates of these phases and choose actions for `obs`."""
@@ -124,7 +124,7 @@ class CapturedPass:
         self.replay.add_step(seen, graph)
         self.learner.num_updates.value += len(phases)
         self.recorder.count_kept(len(phases))
-        return HostCopy(self._action, self._arrival.event)
+        return self._chosen
 
     def _graph(self, obs: NDArray[Any], phases: tuple[int, ...]) -> Captured:
         if self._staging is None:
