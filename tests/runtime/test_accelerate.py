@@ -314,7 +314,7 @@ def test_a_worker_that_dies_makes_the_run_compile_by_itself(
         def wait(self) -> None:
             raise CompileError("the compiling process failed: it died of signal 11")
 
-    def interpret(made: Trace, source: Source) -> Program:
+    def interpret(made: Trace, source: Source, _: int) -> Program:
         owned = owned_tensors(source.owners)
         state = tuple(owned[path].detach() for path in made.inputs)
 

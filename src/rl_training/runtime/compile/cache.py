@@ -281,6 +281,17 @@ CUDA_OPTIONS: dict[str, Any] = {
     "realize_opcount_threshold": 10,
     "realize_reads_threshold": 2,
 }
+ONE_SEED: dict[str, Any] = {
+    # Kernels that do not wait for each other become one. For small tensors most of a kernel's time
+    # is its launch; those of many seeds are slower together, cut into blocks of one size.
+    "combo_kernels": True,
+    "combo_kernels_autotune": 0,
+}
+
+
+def cuda_options(num_seeds: int) -> dict[str, Any]:
+    """Return how the compiler makes kernels for tensors of so many seeds."""
+    return CUDA_OPTIONS | ONE_SEED if num_seeds == 1 else CUDA_OPTIONS
 
 
 class StepCompiler:
@@ -294,18 +305,22 @@ class StepCompiler:
         import torch._inductor as inductor
 
         keep_generated_code()
-        on_cuda = examples[0].is_cuda
-        compiled: Callable[..., Any] = inductor.compile(
-            graph, list(examples), options=CUDA_OPTIONS if on_cuda else None
-        )
+        state = examples[0]  # [S, B, ...]
+        options = cuda_options(state.shape[0]) if state.is_cuda else None
+        compiled: Callable[..., Any] = inductor.compile(graph, list(examples), options=options)
         return compiled
 
 
 set_compiler(StepCompiler())
 
 
-def compile_here(made: Trace, source: Source) -> Program:
+def compile_here(made: Trace, source: Source, num_seeds: int) -> Program:
     """Compile a trace in this process.
+
+    Args:
+        made: The trace.
+        source: What was traced.
+        num_seeds: How many seeds its tensors are of.
 
     Raises:
         CompileError: When the compiler gives up.
@@ -317,9 +332,8 @@ def compile_here(made: Trace, source: Source) -> Program:
     keep_generated_code()
     try:
         with torch.no_grad():
-            compiled = inductor.compile(
-                made.graph, examples, options=CUDA_OPTIONS if on_cuda else None
-            )
+            options = cuda_options(num_seeds) if on_cuda else None
+            compiled = inductor.compile(made.graph, examples, options=options)
     except Exception as error:  # whatever the compiler raises, the run can go on
         raise CompileError(f"{source.name}: {type(error).__name__}: {error}") from error
 

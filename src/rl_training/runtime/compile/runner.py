@@ -209,7 +209,7 @@ class Accelerator:
         undo()
         if self.captures and made.num_operations > LARGE:
             return as_traced(made, source)
-        return compile_here(made, source)
+        return compile_here(made, source, self.learner.num_seeds)
 
     def _in_phase(self, source: Source) -> AbstractContextManager[None]:
         return counted(self.learner, count_of_phase(self.learner, source.name))
