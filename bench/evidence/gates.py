@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import yaml
 
+from rl_training.cli.commands import parse_seeds
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.resources import ASSETS
@@ -36,11 +37,15 @@ class Gate:
     preset: str
     steps: int
     """Budget of a seed, in the preset's unit: environment steps, offline gradient steps."""
+    iqm_bar: float
+    """Least interquartile mean of the seeds' mean returns."""
     bar: float
-    """Least mean return of each seed."""
+    """Least mean return of the worst seed."""
     random: float
     """What a random policy gets: the mean of 1,000 episodes."""
     cost: Cost
+    chosen_on: tuple[int, ...]
+    """Seeds on which the preset's settings were looked at before they were as they are."""
     settings: tuple[str, ...] = ()
     """What differs from the preset, as `--set` takes it."""
     data: str | None = None
@@ -119,9 +124,15 @@ def _read_gates() -> tuple[Gate, ...]:
     for path in sorted(root.rglob(f"*{SUFFIX}")):
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         preset = path.relative_to(root).as_posix().removesuffix(SUFFIX)
-        settings = tuple(values.pop("settings", ()))
-        gates.append(Gate(preset=preset, settings=settings, **values))
+        values["settings"] = tuple(values.get("settings", ()))
+        values["chosen_on"] = _seeds(values["chosen_on"])
+        gates.append(Gate(preset=preset, **values))
     return tuple(gates)
+
+
+def _seeds(entries: Sequence[int | str]) -> tuple[int, ...]:
+    """Read a list of seeds and of ranges such as `10..12`, both ends included."""
+    return tuple(seed for entry in entries for seed in parse_seeds(str(entry)))
 
 
 GATES = _read_gates()
