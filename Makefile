@@ -41,14 +41,16 @@ check-portable: $(STAMP)  ## Maths, golden traces and small learning tests as ot
 docs: $(STAMP)  ## The documentation as a site in site/; a broken link is an error.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-learn: $(STAMP)  ## The quick learning gates over three seeds; about half an hour on two cores.
+learn: $(STAMP)  ## The quick learning gates over three of their ten seeds; about half an hour on two cores.
 	$(BIN)/python -m pytest -m slow -v -s tests/learning
 
 # GATES="ppo dqn" runs these alone; DATA=FOLDER has the recorded data, without which gates are skipped.
+# AT_ONCE=16 runs so many gates at a time, each on one thread.
 GATES ?=
+AT_ONCE ?=
 DATA ?= $(RL_DATA)
-evidence: $(STAMP)  ## All learning gates over three seeds; writes docs/results.md. Hours on two cores.
-	$(BIN)/python -m bench.evidence $(GATES) $(if $(DATA),--data "$(DATA)")
+evidence: $(STAMP)  ## All learning gates over ten seeds; writes docs/results.md. Hours on two cores.
+	$(BIN)/python -m bench.evidence $(GATES) $(if $(DATA),--data "$(DATA)") $(if $(AT_ONCE),--jobs $(AT_ONCE))
 
 # JOBS processes at once, KILLS per method, runs of STEPS steps: JOBS=16 KILLS=20 make faults
 JOBS ?= 2

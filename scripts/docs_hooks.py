@@ -31,6 +31,7 @@ API = {
     "rl_training.runtime.workflows": (
         "load_agent",
         "evaluate_checkpoint",
+        "evaluate_group",
         "predict_from_checkpoint",
         "resume_training",
     ),

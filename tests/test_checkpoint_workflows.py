@@ -13,7 +13,7 @@ import pytest
 from helpers.tiny import STEPS, learner_digest, tiny_config
 from rl_training import TrainConfig
 from rl_training.algorithms.spec import Loop
-from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
+from rl_training.errors import CheckpointError, ConfigError, DataError, RLTrainingError
 from rl_training.experiment.checkpointing import (
     list_checkpoints,
     load_checkpoint,
@@ -29,6 +29,7 @@ from rl_training.runtime.results import TrainResult
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import (
     evaluate_checkpoint,
+    evaluate_group,
     load_agent,
     predict_from_checkpoint,
     resume_training,
@@ -94,6 +95,21 @@ def test_a_group_evaluates_each_member_alone(group: TrainResult) -> None:
         assert evaluate_checkpoint(member.run_dir, 1).step == 48
     first, second = (predict_from_checkpoint(m.run_dir, OBS) for m in group.per_seed)
     assert not np.array_equal(first, second)
+
+
+def test_a_group_meets_the_same_episodes_all_at_once(group: TrainResult, tmp_path: Path) -> None:
+    together = evaluate_group(group.run_dir, 34, seed=3)  # more than one chunk of environments
+    assert list(together) == [member.run_dir.name for member in group.per_seed]
+    for member in group.per_seed:
+        alone = evaluate_checkpoint(member.run_dir, 34, seed=3)
+        found = together[member.run_dir.name]
+        assert (found.step, len(found.returns)) == (48, 34)
+        np.testing.assert_allclose(found.returns, alone.returns, rtol=1e-4)
+    assert len({result.returns for result in together.values()}) == len(together)
+    with pytest.raises(CheckpointError, match="is not the folder of a group"):
+        evaluate_group(group.per_seed[0].run_dir, 1)
+    with pytest.raises(DataError, match="num_episodes must be >= 1, got 0"):
+        evaluate_group(group.run_dir, 0)
 
 
 @pytest.mark.parametrize("which", ["nowhere", "empty"])

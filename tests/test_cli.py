@@ -114,7 +114,14 @@ def test_a_group_of_seeds_is_trained_resumed_evaluated_and_predicted_with(tiny: 
     assert (
         len(json.loads(run_cli("predict", "--checkpoint", run / "seed_1", "--obs", OBS).out)) == 1
     )
-    for command in (("eval",), ("predict", "--obs", OBS)):
+    together = run_cli("eval", "--checkpoint", run, "--episodes", "2", "--seed", "3")
+    found = json.loads(run_cli("eval", run, "--episodes", "2", "--seed", "3", "--json").out)
+    assert (together.values["global_step"], found["step"]) == ("48", 48)
+    means = [found["members"][name]["eval_return_mean"] for name in ("seed_1", "seed_2")]
+    assert together.out.splitlines()[0] == f"seed_1 eval_return_mean={means[0]:.4f}"
+    assert together.values["eval_return_worst"] == f"{min(means):.4f}"
+    assert found["eval_return_iqm"] == pytest.approx(sum(means) / 2)
+    for command in (("eval", "--best"), ("predict", "--obs", OBS)):
         sentence = run_cli(*command, "--checkpoint", run).sentence()
         assert "holds several seeds; give one of them" in sentence
         assert str(run / "seed_1") in sentence

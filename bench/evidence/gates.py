@@ -1,8 +1,11 @@
-"""The learning gates: for every method a task, a budget and a return that each seed must reach.
+"""The learning gates: for every method a task, a budget and what ten seeds must reach.
 
-The figure of a seed is the mean return of 20 fresh episodes with the **last** checkpoint.
-`make learn` runs the quick gates as tests, `make evidence` runs all and writes what they reached
-into docs/results.md.
+The figure of a seed is the mean return of 100 episodes with the **last** checkpoint, from start
+states that are the same for all seeds.  A gate has two bars: for the interquartile mean over the
+seeds, and for the worst of them.  The seeds are the same for every gate, and none of them may have
+had a part in choosing a preset's settings.  `make evidence` runs all gates and writes what they
+reached into docs/results.md; `make learn` runs the quick ones as tests, on three of the ten seeds
+and against the bar of the worst alone.
 """
 
 from __future__ import annotations
@@ -15,14 +18,21 @@ from typing import Any, Literal
 
 import yaml
 
+from rl_training.cli.commands import parse_seeds
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.resources import ASSETS
 from rl_training.validation import suggest
 
 Cost = Literal["quick", "medium"]
-"""On two cores: up to ten minutes, or up to half an hour."""
-EPISODES = 20
+"""Three seeds on two cores: up to ten minutes, or up to half an hour."""
+SEEDS = tuple(range(1000, 1010))
+"""Those that are reported, of every gate."""
+QUICK_SEEDS = SEEDS[:3]
+"""Those of `make learn`."""
+EPISODES = 100
+EPISODE_SEED = 5_000_000
+"""Of the start states of these episodes; training evaluates with the seeds of its members."""
 DATA_VARIABLE = "RL_DATA"
 """Names the folder with recorded data where no option does."""
 CIRCUMSTANCES = ("accelerate", "device", "threads", "vector_mode")
@@ -36,18 +46,23 @@ class Gate:
     preset: str
     steps: int
     """Budget of a seed, in the preset's unit: environment steps, offline gradient steps."""
+    iqm_bar: float
+    """Least interquartile mean of the seeds' mean returns."""
     bar: float
-    """Least mean return of each seed."""
+    """Least mean return of the worst seed."""
     random: float
     """What a random policy gets: the mean of 1,000 episodes."""
     cost: Cost
+    chosen_on: tuple[int, ...]
+    """Seeds on which the preset's settings were looked at before they were as they are."""
     settings: tuple[str, ...] = ()
     """What differs from the preset, as `--set` takes it."""
     data: str | None = None
     """File of recorded data that it learns from."""
     data_key: str = "dataset"
     """How the settings that name the data begin."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = SEEDS
+    episodes: int = EPISODES
 
     @property
     def algo(self) -> str:
@@ -66,12 +81,10 @@ class Gate:
         key = f"algo_kwargs.{self.data_key}"
         return (*self.settings, f"{key}_kind=npz", f"{key}_path={data}")
 
-    def config(
-        self, folder: Path | None, seeds: Sequence[int], circumstances: Sequence[str] = ()
-    ) -> TrainConfig:
+    def config(self, folder: Path | None, circumstances: Sequence[str] = ()) -> TrainConfig:
         """Return the run of all seeds side by side, on the data in this folder."""
         path = None if folder is None or self.data is None else str(folder / self.data)
-        changes = {"seeds": list(seeds), "total_timesteps": self.steps, "run_name": self.slug}
+        changes = {"seeds": list(self.seeds), "total_timesteps": self.steps, "run_name": self.slug}
         return load_config(self.preset, (*self.overrides(path), *circumstances), changes)
 
     def trained(self) -> dict[str, Any]:
@@ -84,19 +97,19 @@ class Gate:
         names = ("env_id", "env_kwargs", "num_envs", "total_timesteps", "algo_kwargs")
         return {name: getattr(config, name) for name in names}
 
-    def commands(self, seeds: Sequence[int], circumstances: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return what a user types to train the same runs, and to evaluate each seed."""
+    def commands(self, circumstances: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return what a user types to train the same runs, and to evaluate them."""
         words = ["rl-training", "train", "--config", self.preset]
-        words += ["--seeds", ",".join(map(str, seeds))]
+        words += ["--seeds", seeds_text(self.seeds)]
         if load_config(self.preset).total_timesteps != self.steps:
             words += ["--total-timesteps", str(self.steps)]
         sets = (*self.overrides(self.data), *circumstances, f"run_name={self.slug}")
         words += [word for text in sets for word in ("--set", text)]
-        runs = [f"runs/{self.slug}/seed_{seed}" for seed in seeds]
-        return (
-            shlex.join(words),
-            *(f"rl-training eval --checkpoint {run} --episodes {EPISODES}" for run in runs),
+        evaluation = (
+            f"rl-training eval --checkpoint runs/{self.slug} --episodes {self.episodes} "
+            f"--seed {EPISODE_SEED}"
         )
+        return shlex.join(words), evaluation
 
     def missing(self, folder: Path | None) -> str | None:
         """Return why the gate cannot be run, where its data is not there."""
@@ -109,6 +122,14 @@ class Gate:
         )
 
 
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Return seeds as `--seeds` takes them: `0..7` where they follow one another."""
+    first, last = seeds[0], seeds[-1]
+    if len(seeds) > 1 and list(seeds) == list(range(first, last + 1)):
+        return f"{first}..{last}"
+    return ",".join(map(str, seeds))
+
+
 SUFFIX = ".gate.yaml"
 """A gate is declared beside its preset: `sac/pendulum.gate.yaml` holds that of `sac/pendulum`."""
 
@@ -119,9 +140,15 @@ def _read_gates() -> tuple[Gate, ...]:
     for path in sorted(root.rglob(f"*{SUFFIX}")):
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         preset = path.relative_to(root).as_posix().removesuffix(SUFFIX)
-        settings = tuple(values.pop("settings", ()))
-        gates.append(Gate(preset=preset, settings=settings, **values))
+        values["settings"] = tuple(values.get("settings", ()))
+        values["chosen_on"] = _seeds(values["chosen_on"])
+        gates.append(Gate(preset=preset, **values))
     return tuple(gates)
+
+
+def _seeds(entries: Sequence[int | str]) -> tuple[int, ...]:
+    """Read a list of seeds and of ranges such as `10..12`, both ends included."""
+    return tuple(seed for entry in entries for seed in parse_seeds(str(entry)))
 
 
 GATES = _read_gates()

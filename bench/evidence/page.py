@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from bench.evidence.gates import GATES, Gate
-from bench.evidence.record import Record, read_records
+from bench.evidence.record import Earlier, Record, read_earlier, read_records
 from bench.speed.machine import BUSY
 from bench.speed.table import format_number
 from rl_training.errors import DataError
@@ -20,13 +20,13 @@ from rl_training.reporting.charts import COLORS, Line, Size, chart_file
 from rl_training.reporting.page import duration
 
 PAGE = "results.md"
+"""The page beside the folder of the records."""
 PACKAGED = Path("src/rl_training/assets/measured.yaml")
 """What `rl-training list presets` shows of the records, seen from the root of the repository."""
-"""The page beside the folder of the records."""
 SIZE = Size(width=640, height=240)
 COLUMNS = (
-    *("method", "preset", "steps", "seeds", "return of each seed"),
-    *(f"IQM [{LEVEL:.0%}]", "bar", "met", "time"),
+    *("method", "preset", "steps", "settings chosen on seeds", f"IQM [{LEVEL:.0%}]", "its bar"),
+    *("worst seed", "its bar", "met", "device", "time"),
 )
 _BAR = COLORS + 7
 """Grey and dashed, see `Line.number`."""
@@ -36,7 +36,7 @@ _WIDTH = 96
 
 
 def plot(record: Record) -> str:
-    """Return the learning curve of a gate as an SVG file, its bar as a dashed line."""
+    """Return the learning curve of a gate as an SVG file, the worst seed's bar as a dashed line."""
     points = [point for point in record.curve() if point.iqm is not None]
     line = Line(
         label=record.gate,
@@ -57,45 +57,78 @@ def plot(record: Record) -> str:
 
 
 def _alt(record: Record) -> str:
-    who = "every seed" if record.met else "not every seed"
-    return f"{record.gate}: return over steps; {who} ends above the bar of {record.bar:g}"
+    worst = format_number(record.final.min)
+    return f"{record.gate}: return over steps; worst seed {worst}, its bar {record.bar:g}"
 
 
-def section(folder: Path, records: Mapping[str, Record], gates: Sequence[Gate] = GATES) -> str:
+def section(
+    folder: Path,
+    records: Mapping[str, Record],
+    gates: Sequence[Gate] = GATES,
+    earlier: Mapping[str, Earlier] | None = None,
+) -> str:
     """Return the table of all gates and, for each that was measured, plot, machine and commands.
 
     Args:
         folder: Where the plots are, as the page links to them.
-        records: What was measured, by the names of the gates.
+        records: What was measured, by the names of the gates; what is not of a gate as it stands
+            is left out.
         gates: All gates, in order.
+        earlier: What gates reached on three seeds, shown for those without a record.
     """
+    before = earlier or {}
+    known = {gate.preset: records[gate.preset] for gate in _measured(gates, records)}
     lines = [f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}"]
-    lines += [f"| {' | '.join(_row(gate, records.get(gate.preset)))} |" for gate in gates]
-    measured = sum(gate.preset in records for gate in gates)
-    lines += ["", f"{measured} of {len(gates)} gates are measured."]
     for gate in gates:
-        if gate.preset in records:
-            lines += ["", *_part(folder, gate, records[gate.preset])]
+        cells = _row(gate, known.get(gate.preset), before.get(gate.preset))
+        lines.append(f"| {' | '.join(cells)} |")
+    met = sum(record.met for record in known.values())
+    lines += ["", f"{len(known)} of {len(gates)} gates are measured on ten seeds; {met} are met."]
+    for gate in gates:
+        if gate.preset in known:
+            lines += ["", *_part(folder, gate, known[gate.preset])]
     return "\n".join(lines)
 
 
-def _row(gate: Gate, record: Record | None) -> list[str]:
+def _measured(gates: Sequence[Gate], records: Mapping[str, Record]) -> list[Gate]:
+    return [g for g in gates if g.preset in records and records[g.preset].is_of(g)]
+
+
+def _row(gate: Gate, record: Record | None, earlier: Earlier | None) -> list[str]:
     title = get_algorithm_spec(gate.algo).title
     cells = [f"[{title}](algorithms/{gate.algo}.md)", f"`{gate.preset}`"]
+    steps = gate.steps if record is None else record.steps
+    cells += [f"{steps:,}", _ranges(gate.chosen_on)]
+    iqm_bar, bar = f"{gate.iqm_bar:g}", f"{gate.bar:g}"
     if record is None:
-        seeds = ", ".join(map(str, gate.seeds))
-        return [*cells, f"{gate.steps:,}", seeds, "not measured", "", f"{gate.bar:g}", "", ""]
-    returns = ", ".join(format_number(seed.mean) for seed in record.seeds)
+        what = "not measured yet on ten seeds" + ("" if earlier is None else _three(earlier))
+        return [*cells, what, iqm_bar, "", bar, "", "", ""]
     return [
         *cells,
-        f"{record.steps:,}",
-        ", ".join(str(seed.seed) for seed in record.seeds),
-        returns,
         _interval(record),
-        f"{record.bar:g}",
+        iqm_bar,
+        format_number(record.final.min),
+        bar,
         "yes" if record.met else "**no**",
+        record.machine.device,
         duration(record.seconds),
     ]
+
+
+def _three(earlier: Earlier) -> str:
+    returns = ", ".join(format_number(value) for value in earlier.returns)
+    return f" (before: seeds {_ranges(earlier.seeds)}, 20 episodes each: {returns})"
+
+
+def _ranges(seeds: Sequence[int]) -> str:
+    """Write seeds as people do: `0 to 2, 10, 40 to 51`."""
+    parts: list[list[int]] = []
+    for seed in sorted(seeds):
+        if parts and seed == parts[-1][-1] + 1:
+            parts[-1].append(seed)
+        else:
+            parts.append([seed])
+    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]} to {p[-1]}" for p in parts)
 
 
 def _interval(record: Record) -> str:
@@ -108,13 +141,15 @@ def _part(folder: Path, gate: Gate, record: Record) -> list[str]:
     data = ""
     if gate.data is not None:
         data = f" Learned from `{gate.data}` (SHA-256 {record.data_digest}...)."
+    seeds = _ranges([seed.seed for seed in record.seeds])
+    returns = ", ".join(format_number(seed.mean) for seed in record.seeds)
     return [
         f"### `{gate.preset}`",
         "",
         f"![{_alt(record)}]({(folder / gate.slug).as_posix()}.svg)",
         "",
         f"{record.trained['env_id']}; a random policy gets {format_number(record.random)}.{data} "
-        f"{_machine(record)}",
+        f"Seeds {seeds}, {record.episodes} episodes each: {returns}. {_machine(record)}",
         "",
         "```bash",
         *(_wrapped(command) for command in record.commands),
@@ -163,22 +198,27 @@ def rendered(page: Path, folder: Path, gates: Sequence[Gate] = GATES) -> str:
             "<!-- end generated --> where they belong"
         )
     place = Path(os.path.relpath(folder, page.parent))
-    part = section(place, read_records(folder, gates), gates)
+    part = section(place, read_records(folder, gates), gates, read_earlier(folder, gates))
     return _PART.sub(lambda found: f"{found[1]}{part}\n{found[2]}", text)
 
 
-def packaged_text(records: Mapping[str, Record]) -> str:
-    """Return the figures that come with the package, as YAML."""
-    figures = {
-        preset: {
-            "value": record.final.iqm,
-            "seconds": record.seconds,
-            "seeds": len(record.seeds),
-            "steps": record.steps,
-            "real_data": record.data_digest is not None,
+def packaged_text(folder: Path, gates: Sequence[Gate] = GATES) -> str:
+    """Return the figures that come with the package, as YAML.
+
+    Gates that were not measured on ten seeds have those of three.
+    """
+    records, earlier = read_records(folder, gates), read_earlier(folder, gates)
+    known = {gate.preset: records[gate.preset] for gate in _measured(gates, records)}
+    figures = {}
+    for preset in sorted({*known, *earlier}):
+        found = known.get(preset) or earlier[preset]
+        figures[preset] = {
+            "value": found.iqm,
+            "seconds": found.seconds,
+            "seeds": len(found.seeds),
+            "steps": found.steps,
+            "real_data": found.data_digest is not None,
         }
-        for preset, record in sorted(records.items())
-    }
     head = "# Generated from docs/evidence by `python -m bench.evidence --render`.\n"
     return head + yaml.safe_dump(figures, sort_keys=False)
 
@@ -193,16 +233,16 @@ def render(folder: Path, gates: Sequence[Gate] = GATES) -> Path | None:
     """
     page = folder.parent / PAGE
     try:
-        for gate in gates:
-            if gate.preset in (records := read_records(folder, [gate])):
-                path = folder / f"{gate.slug}.svg"
-                path.write_text(plot(records[gate.preset]), encoding="utf-8")
+        records = read_records(folder, gates)
+        for gate in _measured(gates, records):
+            path = folder / f"{gate.slug}.svg"
+            path.write_text(plot(records[gate.preset]), encoding="utf-8")
         if not page.is_file():
             return None
         page.write_text(rendered(page, folder, gates), encoding="utf-8")
         packaged = folder.parent.parent / PACKAGED
         if packaged.is_file():
-            packaged.write_text(packaged_text(read_records(folder, gates)), encoding="utf-8")
+            packaged.write_text(packaged_text(folder, gates), encoding="utf-8")
     except OSError as error:
         raise DataError(f"{error.filename} cannot be written ({error.strerror})") from None
     return page

@@ -6,9 +6,11 @@ import hashlib
 import json
 import platform
 import re
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ import psutil
 import torch
 from pydantic import ValidationError
 
-from bench.evidence.gates import EPISODES, GATES, Gate
+from bench.evidence.gates import EPISODE_SEED, GATES, Gate
 from bench.speed.machine import describe
 from rl_training._version import __version__
-from rl_training.errors import DataError
+from rl_training.errors import ConfigError, DataError
 from rl_training.experiment.checkpointing import read_manifest
+from rl_training.experiment.config import TrainConfig, load_config
+from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.summary import (
     CurvePoint,
     FinalReturn,
@@ -29,9 +33,9 @@ from rl_training.experiment.summary import (
     evaluations,
     over_seeds,
 )
-from rl_training.runtime.results import TrainResult
+from rl_training.runtime.results import EvalResult, TrainResult
 from rl_training.runtime.train import choose_device, train
-from rl_training.runtime.workflows import evaluate_checkpoint
+from rl_training.runtime.workflows import evaluate_group, resume_training
 from rl_training.validation import Integers, StrictModel, Texts
 
 _NUMBERS = re.compile(r'\[\s+([^\[\]{}"]*?)\s+\]')
@@ -61,9 +65,9 @@ class SeedRecord(StrictModel):
 
     seed: int
     mean: float
-    """Of `returns`; this is what is held against the bar."""
+    """Of `returns`; this is what is held against the bars."""
     returns: tuple[float, ...]
-    """Fresh episodes with the last checkpoint."""
+    """Episodes with the last checkpoint, from the same start states for every seed."""
     steps: Integers
     """When the run was evaluated."""
     curve: tuple[float, ...]
@@ -83,16 +87,21 @@ class Record(StrictModel):
     """Beginning of the SHA-256 of the data's file."""
     circumstances: Texts
     commands: Texts
-    """Training, then the evaluation of each seed."""
+    """Training, then the evaluation of all seeds."""
     steps: int
     """Steps that every seed has done."""
     seeds: tuple[SeedRecord, ...]
     final: FinalReturn
     """Figures over the seeds' means."""
+    episodes: int
+    """Of each seed."""
+    episode_seed: int
+    """Of their start states."""
+    iqm_bar: float
     bar: float
     random: float
     met: bool
-    """Whether no seed is below the bar."""
+    """Whether the interquartile mean reaches `iqm_bar`, and the worst seed `bar`."""
     seconds: float
     """Wall clock of the training of all seeds, evaluations included."""
     machine: Machine
@@ -101,59 +110,101 @@ class Record(StrictModel):
         """Return the interquartile mean over seeds, with its interval, by step."""
         return curve_of([dict(zip(s.steps, s.curve, strict=True)) for s in self.seeds])
 
+    @property
+    def iqm(self) -> float | None:
+        """Interquartile mean over the seeds."""
+        return self.final.iqm
+
+    def is_of(self, gate: Gate) -> bool:
+        """Tell whether this is a measurement of the gate as it stands, not of some other budget."""
+        return (
+            self.trained == gate.trained()
+            and tuple(seed.seed for seed in self.seeds) == gate.seeds
+            and (self.episodes, self.episode_seed) == (gate.episodes, EPISODE_SEED)
+            and (self.iqm_bar, self.bar) == (gate.iqm_bar, gate.bar)
+        )
+
 
 def measure(
     gate: Gate,
     runs: Path,
     *,
     data: Path | None = None,
-    seeds: Sequence[int] | None = None,
     circumstances: Sequence[str] = (),
 ) -> Record:
     """Train a gate's seeds side by side and evaluate the last checkpoint of each.
 
     Args:
         gate: What to learn.
-        runs: Folder in which the run's own folder is made.
+        runs: Folder in which the run's own folder is made; a run of the same settings that is
+            there already is taken up again.
         data: Folder with recorded data.
-        seeds: Others than the gate's.
         circumstances: Settings of `CIRCUMSTANCES`, as `--set` takes them.
 
     Raises:
         RLTrainingError: When a setting, the data or the folder cannot be used.
     """
-    chosen = tuple(seeds or gate.seeds)
-    config = gate.config(data, chosen, circumstances).replace(output_dir=str(runs))
+    config = gate.config(data, circumstances).replace(output_dir=str(runs))
     given = gate.trained()  # now: somebody may edit the preset while this runs
-    start = _cpu_times()
-    result = train(config)
+    folder = runs / gate.slug
+    earlier, start = earlier_seconds(folder / f"seed_{gate.seeds[0]}"), _cpu_times()
+    result = _train(config, folder)
     seconds, busy, own = np.subtract(_cpu_times(), start).tolist()
-    members = result.per_seed or (result,)  # a group of one has no members beside itself
-    trained = [
-        _seed(seed, member, config.device) for seed, member in zip(chosen, members, strict=True)
-    ]
-    final = over_seeds([seed.mean for seed, _ in trained])
+    found = evaluate_group(folder, gate.episodes, seed=EPISODE_SEED, device=config.device)
+    trained = [_seed(seed, folder, found) for seed in gate.seeds]
+    final = over_seeds([seed.mean for seed in trained])
+    assert final.iqm is not None
+    assert final.min is not None
     return Record(
         gate=gate.preset,
         settings=gate.overrides(gate.data),
         trained=given,
         data_digest=_digest(data, gate.data),
         circumstances=tuple(circumstances),
-        commands=gate.commands(chosen, circumstances),
-        steps=min(steps for _, steps in trained),
-        seeds=tuple(seed for seed, _ in trained),
+        commands=gate.commands(circumstances),
+        steps=min(result.step for result in found.values()),
+        seeds=tuple(trained),
         final=FinalReturn(**{k: _rounded(v) for k, v in final.model_dump().items()}),
+        episodes=gate.episodes,
+        episode_seed=EPISODE_SEED,
+        iqm_bar=gate.iqm_bar,
         bar=gate.bar,
         random=gate.random,
-        met=all(seed.mean >= gate.bar for seed, _ in trained),
-        seconds=round(seconds, 1),
-        machine=_machine(members[0], config.device, max(busy - own, 0.0) / seconds),
+        met=final.iqm >= gate.iqm_bar and final.min >= gate.bar,
+        seconds=round(earlier + seconds, 1),
+        machine=_machine(result, config.device, max(busy - own, 0.0) / seconds),
     )
+
+
+def _train(config: TrainConfig, folder: Path) -> TrainResult:
+    """Train, or go on with the run of the same settings that is in the folder."""
+    if not folder.exists():
+        return train(config)
+    known, wanted = (
+        {name: value for name, value in c.resolved().items() if name != "output_dir"}
+        for c in (load_config(folder / "config.yaml"), config)
+    )
+    other = [name for name, value in wanted.items() if known[name] != value]
+    if other:
+        raise ConfigError(
+            f"{folder} holds a run with another {', '.join(other)}; remove it, or name another "
+            "folder with --runs"
+        )
+    return resume_training(folder)
+
+
+def earlier_seconds(folder: Path) -> float:
+    """Return how long a run trained before it was stopped, as its log says; 0 for a new one."""
+    rows = read_metrics(folder, "train")
+    clock = [float(row["time/elapsed_seconds"]) for row in rows if "time/elapsed_seconds" in row]
+    # It begins at 0 whenever a run is taken up again.
+    return sum(end for end, after in pairwise([*clock, 0.0]) if after < end)
 
 
 def _machine(run: TrainResult, device_name: str, others: float) -> Machine:
     """Describe where a run has just ended, and on how many threads it was."""
-    facts = describe(threads=read_manifest(run.checkpoint_path).header["threads"])
+    checkpoint = (run.per_seed or (run,))[0].checkpoint_path
+    facts = describe(threads=read_manifest(checkpoint).header["threads"])
     del facts["load"], facts["platform"]  # ours is in the one, and too much in the other
     device = choose_device(device_name)
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -176,18 +227,17 @@ def _cpu_times() -> tuple[float, float, float]:
     return time.perf_counter(), busy, own
 
 
-def _seed(seed: int, member: TrainResult, device: str) -> tuple[SeedRecord, int]:
-    """Evaluate a seed; returns its part of the record and the step of its checkpoint."""
-    found = evaluate_checkpoint(member.checkpoint_path, EPISODES, device=device)
-    log = evaluations(member.run_dir)
-    record = SeedRecord(
+def _seed(seed: int, run: Path, found: Mapping[str, EvalResult]) -> SeedRecord:
+    """Return a seed's part of the record: what it got at the end, and its learning curve."""
+    name = f"seed_{seed}"
+    log, returns = evaluations(run / name), found[name].returns
+    return SeedRecord(
         seed=seed,
-        mean=round(found.metrics["eval_return_mean"], _DIGITS),
-        returns=tuple(round(value, _DIGITS) for value in found.returns),
+        mean=round(statistics.fmean(returns), _DIGITS),
+        returns=tuple(round(value, _DIGITS) for value in returns),
         steps=tuple(log),
         curve=tuple(round(value, _DIGITS) for value in log.values()),
     )
-    return record, found.step
 
 
 def _rounded(value: float | None) -> float | None:
@@ -198,6 +248,41 @@ def _digest(folder: Path | None, name: str | None) -> str | None:
     if folder is None or name is None:
         return None
     return hashlib.sha256((folder / name).read_bytes()).hexdigest()[:12]
+
+
+class Earlier(StrictModel):
+    """What a gate reached when it still had three seeds and 20 episodes for each."""
+
+    trained: dict[str, Any]
+    seeds: Integers
+    returns: tuple[float, ...]
+    """The mean of each seed."""
+    steps: int
+    seconds: float
+    data_digest: str | None
+    date: str
+
+    @property
+    def iqm(self) -> float | None:
+        """Interquartile mean over the seeds."""
+        return _rounded(over_seeds(self.returns).iqm)
+
+
+EARLIER = "three_seeds.json"
+
+
+def read_earlier(folder: Path, gates: Sequence[Gate] = GATES) -> dict[str, Earlier]:
+    """Return the earlier figures of the gates whose settings are still those, by their names."""
+    path = folder / EARLIER
+    if not path.is_file():
+        return {}
+    known = json.loads(path.read_text(encoding="utf-8"))
+    found = {
+        g: Earlier.model_validate_json(json.dumps(known[g.preset]))
+        for g in gates
+        if g.preset in known
+    }
+    return {g.preset: earlier for g, earlier in found.items() if earlier.trained == g.trained()}
 
 
 def record_path(folder: Path, gate: Gate) -> Path:

@@ -7,27 +7,56 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import statistics
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import bench.evidence.__main__ as evidence
+import numpy as np
 import pytest
 import yaml
 from bench.evidence.__main__ import main
-from bench.evidence.gates import DATA_VARIABLE, EPISODES, GATES, Gate, find_gates, quick_gates
-from bench.evidence.page import plot, rendered, section
-from bench.evidence.record import Record, measure, read_records, record_path, write_record
+from bench.evidence.gates import (
+    DATA_VARIABLE,
+    EPISODE_SEED,
+    GATES,
+    QUICK_SEEDS,
+    SEEDS,
+    Gate,
+    find_gates,
+    quick_gates,
+    seeds_text,
+)
+from bench.evidence.jobs import STOPPED, Ended, longest_first, run_all
+from bench.evidence.page import plot, render, rendered, section
+from bench.evidence.record import (
+    EARLIER,
+    Earlier,
+    Record,
+    earlier_seconds,
+    measure,
+    read_earlier,
+    read_records,
+    record_path,
+    write_record,
+)
+from bench.speed.table import format_number
 
 from helpers.tiny import ROOT, run_cli
+from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.errors import ConfigError, DataError
 from rl_training.experiment.registry import algorithm_names
 from rl_training.experiment.statistics import interquartile_mean
+from rl_training.runtime.train import train
 
-MOST_BYTES = 10_000
+MOST_BYTES = 30_000
 EVIDENCE = ROOT / "docs" / "evidence"
 MARKERS = "# Results\n\n<!-- generated: evidence -->\n<!-- end generated -->\n\nBy hand.\n"
 every_gate = pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.preset)
@@ -38,11 +67,14 @@ SETTINGS = tuple(
 TINY = Gate(
     preset="dqn/cartpole",
     steps=64,
+    iqm_bar=5.0,
     bar=5.0,
     random=22.2,
     cost="quick",
+    chosen_on=(0,),
     settings=SETTINGS,
     seeds=(3, 1),
+    episodes=34,
 )
 
 
@@ -54,6 +86,10 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Record:
     return measure(TINY, tmp_path_factory.mktemp("runs"), circumstances=["threads=1"])
+
+
+def with_tiny() -> list[Gate]:
+    return [TINY if gate.preset == TINY.preset else gate for gate in GATES]
 
 
 def changed(record: Record, **changes: Any) -> Record:
@@ -74,10 +110,10 @@ def test_the_gates_of_make_learn_are_quick_and_four_need_no_data() -> None:
 
 @every_gate
 def test_a_gate_loads_with_its_budget_and_data(gate: Gate) -> None:
-    config = gate.config(Path("folder"), gate.seeds)
+    config = gate.config(Path("folder"))
     assert (config.algo, config.total_timesteps) == (gate.algo, gate.steps)
-    assert config.all_seeds == gate.seeds == (0, 1, 2)
-    assert gate.bar > gate.random
+    assert config.all_seeds == gate.seeds == SEEDS
+    assert gate.iqm_bar >= gate.bar > gate.random
     offline = {k: v for k, v in config.algo_kwargs.items() if k.endswith("dataset_path")}
     assert set(offline.values()) == ({f"folder/{gate.data}"} if gate.data else set())
     # Made-up data teaches nothing, so no gate may learn from it.
@@ -85,11 +121,30 @@ def test_a_gate_loads_with_its_budget_and_data(gate: Gate) -> None:
 
 
 @every_gate
+def test_the_reported_seeds_had_no_part_in_choosing_the_settings(gate: Gate) -> None:
+    assert len(gate.seeds) >= 10
+    assert gate.episodes >= 100
+    assert gate.chosen_on, "say which seeds the settings were chosen on"
+    assert not set(gate.chosen_on) & set(gate.seeds)
+    assert EPISODE_SEED not in gate.seeds, "training evaluates on the episodes of its seeds"
+
+
+def test_make_learn_takes_three_of_the_reported_seeds() -> None:
+    assert len(QUICK_SEEDS) == 3
+    assert set(QUICK_SEEDS) < set(SEEDS)
+
+
+def test_seeds_are_written_as_the_command_takes_them() -> None:
+    assert seeds_text(SEEDS) == "1000..1009"
+    assert (seeds_text([4]), seeds_text([3, 1]), seeds_text([1, 2])) == ("4", "3,1", "1..2")
+
+
+@every_gate
 def test_the_command_of_a_gate_is_its_run(gate: Gate) -> None:
-    words = shlex.split(gate.commands(gate.seeds)[0])
+    words = shlex.split(gate.commands()[0])
     done = run_cli(*words[1:], "--dry-run")
     assert done.code == 0, done.err
-    assert yaml.safe_load(done.out) == gate.config(Path(), gate.seeds).resolved()
+    assert yaml.safe_load(done.out) == gate.config(Path()).resolved()
 
 
 def test_gates_are_found_by_preset_or_method() -> None:
@@ -110,12 +165,14 @@ def test_a_record_holds_curves_fresh_episodes_and_figures_over_seeds(tiny: Recor
     for seed in tiny.seeds:
         assert seed.steps == (16, 32, 48, 64)
         assert len(seed.curve) == 4
-        assert len(seed.returns) == EPISODES
+        assert len(seed.returns) == TINY.episodes
         assert seed.mean == pytest.approx(statistics.fmean(seed.returns), abs=1e-3)
     means = [seed.mean for seed in tiny.seeds]
     assert tiny.final.iqm == pytest.approx(float(interquartile_mean(means)), abs=1e-3)
     assert [point.step for point in tiny.curve()] == [16, 32, 48, 64]
-    assert (tiny.met, tiny.bar, tiny.random) == (True, 5.0, 22.2)
+    assert tiny.final.min == min(means)
+    assert (tiny.met, tiny.iqm_bar, tiny.bar, tiny.random) == (True, 5.0, 5.0, 22.2)
+    assert (tiny.episodes, tiny.episode_seed) == (34, EPISODE_SEED)
     assert (tiny.machine.threads, tiny.machine.device, tiny.data_digest) == (1, "cpu", None)
     assert tiny.seconds > 0
     assert 0 <= tiny.machine.others <= tiny.machine.cores
@@ -125,20 +182,97 @@ def test_the_commands_of_a_record_give_its_figures(
     tiny: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    training, *evaluating = tiny.commands
+    training, evaluating = tiny.commands
     assert run_cli(*shlex.split(training)[1:]).code == 0
-    for command, seed in zip(evaluating, tiny.seeds, strict=True):
-        found = json.loads(run_cli(*shlex.split(command)[1:], "--json").out)
-        assert found["returns"] == pytest.approx(seed.returns, abs=1e-3)
+    found = json.loads(run_cli(*shlex.split(evaluating)[1:], "--json").out)
+    for seed in tiny.seeds:
+        returns = found["members"][f"seed_{seed.seed}"]["returns"]
+        assert returns == pytest.approx(seed.returns, abs=1e-3)
+    assert found["eval_return_iqm"] == pytest.approx(tiny.final.iqm, abs=1e-3)
+    assert found["eval_return_worst"] == pytest.approx(tiny.final.min, abs=1e-3)
 
 
-def test_one_seed_below_the_bar_is_enough_to_miss_it(tiny: Record, tmp_path: Path) -> None:
-    means = sorted(seed.mean for seed in tiny.seeds)
-    assert means[0] < means[1], "the seeds must differ for this"
-    between = replace(TINY, bar=statistics.fmean(means))
-    record = measure(between, tmp_path, circumstances=["threads=1"])
-    assert sorted(seed.mean for seed in record.seeds) == means
-    assert not record.met
+def test_all_seeds_begin_their_episodes_in_the_same_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[Any] = []
+    reset = SeedVectorEnv.reset
+
+    def noted(envs: SeedVectorEnv, seeds: Any = None) -> Any:
+        obs = reset(envs, seeds)
+        starts.append((seeds, obs.copy()))
+        return obs
+
+    monkeypatch.setattr(SeedVectorEnv, "reset", noted)
+    measure(TINY, tmp_path, circumstances=["threads=1"])
+    (seeds, first), (others, second) = starts[-2:]  # 32 episodes of each seed, then the other two
+    assert len(set(seeds)) == len(set(others)) == 1
+    assert (first.shape[:2], second.shape[:2]) == ((2, 32), (2, 2))
+    for obs in (first, second):
+        assert (obs[0] == obs[1]).all()
+    flat = np.concatenate([first[0], second[0]])
+    assert len(np.unique(flat, axis=0)) == 34, "but every episode has its own"
+
+
+@pytest.mark.parametrize(
+    ("share", "iqm_bar", "met"),
+    [(0.0, -1e9, True), (0.5, -1e9, False), (-1.0, 0.5, True), (-1.0, 1.0, False)],
+    ids=["both met", "worst missed", "at the iqm", "iqm missed"],
+)
+def test_a_gate_has_a_bar_for_the_worst_seed_and_one_for_the_middle(
+    tiny: Record, tmp_path: Path, share: float, iqm_bar: float, met: bool
+) -> None:
+    low, high = sorted(seed.mean for seed in tiny.seeds)
+    assert low < high, "the seeds must differ for this"
+    iqm = iqm_bar if iqm_bar < 0 else low + iqm_bar * (high - low)
+    gate = replace(TINY, bar=low + share * (high - low), iqm_bar=iqm)
+    record = measure(gate, tmp_path, circumstances=["threads=1"])
+    assert sorted(seed.mean for seed in record.seeds) == [low, high]
+    assert record.met == met
+
+
+def test_a_record_of_another_budget_seeds_episodes_or_bar_is_not_of_the_gate(tiny: Record) -> None:
+    assert tiny.is_of(TINY)
+    others: list[dict[str, Any]] = [
+        {"steps": 65},
+        {"seeds": (3, 1, 2)},
+        {"seeds": (1, 3)},
+        {"episodes": 100},
+        {"bar": 4.0},
+        {"iqm_bar": 6.0},
+        {"settings": (*SETTINGS, "algo_kwargs.batch_size=4")},
+    ]
+    for changes in others:
+        assert not tiny.is_of(replace(TINY, **changes)), changes
+    assert tiny.is_of(replace(TINY, chosen_on=(7,))), "what chose the settings changes no figure"
+
+
+def test_the_time_of_a_run_is_that_of_all_its_parts(tmp_path: Path) -> None:
+    times = [2.0, 5.0, 1.0, 3.0, 7.5, 4.0]  # stopped after 5 and after 7.5 seconds
+    lines = [
+        {"kind": "train", "step": i, "time/elapsed_seconds": time} for i, time in enumerate(times)
+    ]
+    lines.insert(1, {"kind": "eval", "step": 0})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert earlier_seconds(tmp_path) == 5.0 + 7.5 + 4.0
+    assert earlier_seconds(tmp_path / "new") == 0
+
+
+def test_a_run_that_was_stopped_is_taken_up_again(tiny: Record, tmp_path: Path) -> None:
+    config = TINY.config(None, ["threads=1"]).replace(output_dir=str(tmp_path))
+    train(config, stop_at=32)
+    record = measure(TINY, tmp_path, circumstances=["threads=1"])
+    assert [seed.returns for seed in record.seeds] == [seed.returns for seed in tiny.seeds]
+    assert [seed.curve for seed in record.seeds] == [seed.curve for seed in tiny.seeds]
+    again = measure(TINY, tmp_path, circumstances=["threads=1"])  # nothing is left to train
+    assert again.seeds == record.seeds
+
+
+def test_a_run_of_other_settings_in_the_folder_is_refused(tmp_path: Path) -> None:
+    measure(TINY, tmp_path, circumstances=["threads=1"])
+    wider = replace(TINY, settings=(*SETTINGS, "algo_kwargs.hidden_sizes=[24]"))
+    with pytest.raises(ConfigError, match=r"dqn-cartpole holds a run with another algo_kwargs;"):
+        measure(wider, tmp_path, circumstances=["threads=1"])
 
 
 def test_a_record_is_a_small_file_that_reads_back(tiny: Record, tmp_path: Path) -> None:
@@ -165,29 +299,59 @@ def test_the_table_lists_every_gate_measured_or_not(tiny: Record) -> None:
     )
     final = tiny.final.model_copy(update={"iqm": 76.125, "iqm_low": 12.25, "iqm_high": 140.0})
     record = changed(tiny, seeds=seeds, final=final, seconds=125.0)
-    lines = section(Path("evidence"), {record.gate: record}).splitlines()
+    gates = with_tiny()
+    lines = section(Path("evidence"), {record.gate: record}, gates).splitlines()
     assert len([line for line in lines if line.startswith("| [")]) == len(GATES)
     assert (
-        "| [Deep Q-Network](algorithms/dqn.md) | `dqn/cartpole` | 64 | 3, 1 | 12.2, 140.0 "
-        "| 76.1 [12.2, 140.0] | 5 | yes | 2 min |"
+        "| [Deep Q-Network](algorithms/dqn.md) | `dqn/cartpole` | 64 | 0 | 76.1 [12.2, 140.0] | 5 "
+        f"| {format_number(final.min)} | 5 | yes | cpu | 2 min |"
     ) in lines
     assert (
-        "| [Soft Actor-Critic](algorithms/sac.md) | `sac/pendulum` | 10,000 | 0, 1, 2 "
-        "| not measured |  | -200 |  |  |"
+        "| [Soft Actor-Critic](algorithms/sac.md) | `sac/pendulum` | 10,000 | 0 to 7 "
+        "| not measured yet on ten seeds | -180 |  | -200 |  |  |  |"
     ) in lines
-    assert f"1 of {len(GATES)} gates are measured." in lines
-    missed = section(Path("evidence"), {record.gate: changed(record, met=False)})
-    assert "| 5 | **no** | 2 min |" in missed
+    assert f"1 of {len(GATES)} gates are measured on ten seeds; 1 are met." in lines
+    missed = section(Path("evidence"), {record.gate: changed(record, met=False)}, gates)
+    assert "| 5 | **no** | cpu | 2 min |" in missed
+
+
+def test_a_record_that_is_not_of_the_gate_is_not_shown(tiny: Record) -> None:
+    text = section(Path("evidence"), {tiny.gate: tiny})  # the gate has 50,000 steps and ten seeds
+    assert "`dqn/cartpole` | 50,000 |" in text
+    assert f"0 of {len(GATES)} gates are measured on ten seeds; 0 are met." in text
+    assert "### `dqn/cartpole`" not in text
+
+
+def test_figures_of_three_seeds_stay_until_there_are_ten(tiny: Record, tmp_path: Path) -> None:
+    earlier = Earlier(
+        trained=TINY.trained(),
+        seeds=(0, 1, 2),
+        returns=(12.25, 140.0, 500.0),
+        steps=64,
+        seconds=3.0,
+        data_digest=None,
+        date="2026-01-02T03:04:05",
+    )
+    (tmp_path / EARLIER).write_text(json.dumps({TINY.preset: earlier.model_dump()}))
+    known = read_earlier(tmp_path, [TINY])
+    assert known == {TINY.preset: earlier}
+    note = "not measured yet on ten seeds (before: seeds 0 to 2, 20 episodes each: 12.2, 140.0, 500"
+    assert note in section(Path("evidence"), {}, [TINY], known)
+    assert "before" not in section(Path("evidence"), {tiny.gate: tiny}, [TINY], known)
+    assert read_earlier(tmp_path, [replace(TINY, steps=48)]) == {}, "of other settings"
+    assert read_earlier(tmp_path / "empty", [TINY]) == {}
 
 
 def test_a_gate_shows_its_plot_machine_and_commands(tiny: Record) -> None:
     machine = tiny.machine.model_copy(
         update={"processor": "Abacus", "cores": 4, "others": 0.1, "date": "2026-01-02T03:04:05"}
     )
-    text = section(Path("evidence"), {tiny.gate: changed(tiny, machine=machine)})
+    text = section(Path("evidence"), {tiny.gate: changed(tiny, machine=machine)}, [TINY])
     assert "### `dqn/cartpole`" in text
     assert "](evidence/dqn-cartpole.svg)" in text
     assert "a random policy gets 22.2." in text
+    means = ", ".join(format_number(seed.mean) for seed in tiny.seeds)
+    assert f"Seeds 1, 3, 34 episodes each: {means}. 2 seeds side by side" in text
     assert "on Abacus, 4 cores; 1 thread, torch" in text
     assert "2026-01-02." in text
     assert "busy" not in text
@@ -195,13 +359,14 @@ def test_a_gate_shows_its_plot_machine_and_commands(tiny: Record) -> None:
     assert block.splitlines() == list(tiny.commands)
     assert max(map(len, text.split("```bash\n")[1].splitlines())) <= 100
     busy = machine.model_copy(update={"others": 3.04, "device": "H200"})
-    text = section(Path("evidence"), {tiny.gate: changed(tiny, machine=busy)})
+    text = section(Path("evidence"), {tiny.gate: changed(tiny, machine=busy)}, [TINY])
     assert "4 cores, H200;" in text
     assert "Other processes kept 3.0 cores busy, so the time is rough." in text
 
 
-def test_data_is_named_with_its_digest(tiny: Record) -> None:
-    gate = replace(TINY, data="rows.npz")
+def test_data_is_named_with_its_digest(tiny: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = replace(TINY, data="rows.npz", data_key="expert_dataset")
+    monkeypatch.setattr(Record, "is_of", lambda record, gate: True)
     record = changed(tiny, data_digest="0123456789ab")
     text = section(Path("e"), {record.gate: record}, [gate])
     assert "Learned from `rows.npz` (SHA-256 0123456789ab...)." in text
@@ -247,7 +412,7 @@ def test_the_page_of_results_is_what_the_records_render_to() -> None:
             assert drawn == plot(records[gate.preset]), stale
     kept = {path.name for path in EVIDENCE.iterdir()}
     slugs = {gate.slug for gate in GATES if gate.preset in records}
-    assert kept == {f"{slug}{end}" for slug in slugs for end in (".json", ".svg")}
+    assert kept == {EARLIER} | {f"{slug}{end}" for slug in slugs for end in (".json", ".svg")}
 
 
 @pytest.mark.parametrize(
@@ -263,12 +428,15 @@ def test_a_committed_record_is_of_the_gate_as_it_stands(gate: Gate) -> None:
         gate.random,
         gate.overrides(gate.data),
     )
-    assert record.trained == gate.trained(), f"run: python -m bench.evidence {gate.preset}"
+    assert record.is_of(gate), f"run: python -m bench.evidence {gate.preset}"
     # A rollout that has begun is finished.
     assert gate.steps <= record.steps <= gate.steps * 1.02
-    seeds = [seed.seed for seed in record.seeds]
-    assert record.commands == gate.commands(seeds, record.circumstances)
-    assert record.met == all(seed.mean >= gate.bar for seed in record.seeds)
+    assert record.commands == gate.commands(record.circumstances)
+    means = [seed.mean for seed in record.seeds]
+    assert record.final.iqm is not None
+    assert record.final.iqm == pytest.approx(float(interquartile_mean(means)), abs=2e-3)
+    assert record.final.min == min(means)
+    assert record.met == (record.final.iqm >= gate.iqm_bar and min(means) >= gate.bar)
     for seed in record.seeds:
         assert math.isclose(seed.mean, statistics.fmean(seed.returns), abs_tol=1e-3)
 
@@ -280,15 +448,15 @@ def test_a_gate_is_run_recorded_and_rendered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(evidence, "find_gates", lambda names: (TINY,))
+    monkeypatch.setattr(evidence, "render", lambda folder: render(folder, [TINY]))
     page, out = tmp_path / "results.md", tmp_path / "evidence"
     page.write_text(MARKERS)
     arguments = ["dqn", "--out", str(out), "--set", "threads=1"]
-    assert main([*arguments, "--seeds", "4", "--runs", str(tmp_path / "runs")]) == 0
-    assert "dqn/cartpole at 64 steps" in capsys.readouterr().out
-    assert (tmp_path / "runs/dqn-cartpole/seed_4").is_dir()
-    assert [seed.seed for seed in read_records(out)[TINY.preset].seeds] == [4]
+    assert main([*arguments, "--runs", str(tmp_path / "runs")]) == 0
+    assert "dqn/cartpole at 64 steps, last checkpoint, 2 seeds, 34 epi" in capsys.readouterr().out
+    assert (tmp_path / "runs/dqn-cartpole/seed_3").is_dir()
     text = page.read_text()
-    assert "| `dqn/cartpole` | 64 | 4 |" in text
+    assert "| `dqn/cartpole` | 64 | 0 |" in text
     assert text.endswith("<!-- end generated -->\n\nBy hand.\n")
     before = record_path(out, TINY).read_text()
     page.write_text(MARKERS)
@@ -302,9 +470,96 @@ def test_a_gate_is_run_recorded_and_rendered(
         monkeypatch.setattr(evidence, "find_gates", lambda names, gate=other: (gate,))
         assert main([*arguments, "--missing"]) == 0
         assert read_records(out)[TINY.preset].trained == other.trained()
-    monkeypatch.setattr(evidence, "find_gates", lambda names: (replace(TINY, bar=501.0),))
+    monkeypatch.setattr(evidence, "find_gates", lambda names: (replace(TINY, iqm_bar=501.0),))
     assert main(arguments) == 1
-    assert "bar 501 MISSED" in capsys.readouterr().out
+    assert "(bar 501), worst seed" in (told := capsys.readouterr().out)
+    assert "; MISSED; " in told
+
+
+def test_a_try_is_of_another_gate_and_needs_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evidence, "find_gates", lambda names: (TINY,))
+    out = tmp_path / "out"
+    tried = ["--seeds", "4", "--steps", "48", "--episodes", "2", "--out", str(out)]
+    assert main(["dqn", *tried, "--set", "threads=1"]) == 0
+    record = read_records(out)[TINY.preset]
+    assert ([seed.seed for seed in record.seeds], record.steps, record.episodes) == ([4], 48, 2)
+    assert not record.is_of(TINY)
+    capsys.readouterr()
+    for option, value in (("--seeds", "4"), ("--steps", "48"), ("--episodes", "2")):
+        assert main(["dqn", option, value]) == 2
+        assert f"{option} makes this a try, not the gate" in capsys.readouterr().err
+
+
+# Side by side
+
+
+def test_the_longest_gate_is_first_and_one_never_measured_before_it(
+    tiny: Record, tmp_path: Path
+) -> None:
+    dqn, ppo, sac = find_gates(["dqn", "ppo", "sac"])
+    write_record(tmp_path, dqn, changed(tiny, seconds=5.0))
+    write_record(tmp_path, ppo, changed(tiny, seconds=9.0))
+    assert longest_first([dqn, ppo, sac], tmp_path) == [sac, ppo, dqn]
+
+
+def test_gates_side_by_side_go_on_after_a_failure(tmp_path: Path) -> None:
+    gates = dqn, ppo, sac = find_gates(["dqn", "ppo", "sac"])
+    codes = {dqn: 2, ppo: 1, sac: 0}
+    ended: list[Ended] = []
+
+    def command(gate: Gate) -> list[str]:
+        return ["sh", "-c", f"echo begins; echo {gate.algo} ends >&2; exit {codes[gate]}"]
+
+    assert run_all(gates, 2, command, tmp_path / "logs", ended.append) == []
+    assert {one.gate: one.code for one in ended} == codes
+    assert {one.last_line for one in ended} == {f"{gate.algo} ends" for gate in gates}
+    assert {one.gate for one in ended if one.measured} == {ppo, sac}
+
+
+def test_a_signal_stops_what_runs_and_names_what_is_left(tmp_path: Path) -> None:
+    gates = _, ppo, sac = find_gates(["dqn", "ppo", "sac"])
+    ended: list[Ended] = []
+    saves = "trap 'echo saved; exit 75' TERM; echo begun; while :; do sleep 0.05; done"
+    stops = f"while ! grep -q begun {tmp_path}/ppo-cartpole.log; do :; done; kill {os.getpid()}"
+
+    def command(gate: Gate) -> list[str]:
+        return ["sh", "-c", saves if gate is ppo else stops]
+
+    left = run_all(gates, 2, command, tmp_path, ended.append)
+    assert ppo in left
+    assert left[-1] is sac, "it was never begun"
+    assert (tmp_path / "ppo-cartpole.log").read_text() == "begun\nsaved\n"
+    assert {one.gate for one in ended} | set(left) == set(gates)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(300)
+def test_gates_side_by_side_are_stopped_and_taken_up_again(tmp_path: Path) -> None:
+    """By a signal to the parent alone, as `timeout` sends it."""
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    words = ["dqn", "ppo", "--jobs", "2", "--out", str(out), "--runs", str(runs), "--missing"]
+    words += ["--seeds", "4,5", "--steps", "6000", "--episodes", "2"]
+    command = [sys.executable, "-m", "bench.evidence", *words]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        member = runs / "dqn-cartpole" / "seed_4" / "metrics.jsonl"
+        while not (member.is_file() and member.stat().st_size):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        assert process.stdout is not None
+        told = process.stdout.read()
+    assert process.returncode == STOPPED, told
+    assert "stopped; not measured: " in told
+    assert "dqn/cartpole" in told
+    assert (runs / "dqn-cartpole" / "seed_4" / "checkpoints").is_dir()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    assert done.stdout.count(", last checkpoint, 2 seeds, 2 episodes each: IQM") >= 1
+    assert set(read_records(out)) == {"dqn/cartpole", "ppo/cartpole"}
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "last checkpoint" not in again.stdout, "nothing is missing"
 
 
 def test_a_gate_without_its_data_is_skipped_with_a_sentence(
@@ -327,6 +582,8 @@ def test_a_gate_without_its_data_is_skipped_with_a_sentence(
         (["ppo", "--seeds", "1,1"], "must be different numbers"),
         (["ppo", "--set", "total_timesteps=5"], "--set total_timesteps=5: a gate stays what it is"),
         (["ppo", "--set", "device=tpu"], "device: must be auto, cpu, cuda"),
+        (["ppo", "--jobs", "0"], "--jobs must be >= 1, got 0"),
+        (["ppo", "--steps", "-3"], "--steps must be >= 1, got -3"),
     ],
 )
 def test_bad_input_is_one_sentence_and_code_two(

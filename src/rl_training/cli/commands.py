@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -38,6 +38,9 @@ from rl_training.cli.showing import (
 )
 from rl_training.cli.styles import style_help
 from rl_training.cli.sweeping import sweep, tune
+
+if TYPE_CHECKING:
+    from rl_training.runtime.results import EvalResult
 
 MOST_SEEDS = 10_000
 """Seeds that `--seeds` may name."""
@@ -242,11 +245,23 @@ def evaluate(
     device: DeviceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run whole episodes with a trained policy."""
+    """Run whole episodes with a trained policy, or the same ones with every seed of a group."""
     path = chosen_run("eval", run, checkpoint)
     from rl_training.cli.display import print_metrics
-    from rl_training.runtime.workflows import evaluate_checkpoint
+    from rl_training.runtime.checkpoints.resume import group_folders
+    from rl_training.runtime.workflows import evaluate_checkpoint, evaluate_group
 
+    if not best and group_folders(Path(path)):
+        results = evaluate_group(
+            path,
+            episodes,
+            seed=seed,
+            deterministic=deterministic(stochastic),
+            device=device or "auto",
+            warn=_warn,
+        )
+        _print_evaluated_group(results, as_json=as_json)
+        return
     result = evaluate_checkpoint(
         path,
         episodes,
@@ -262,6 +277,23 @@ def evaluate(
         )
         return
     print_metrics(out, {"global_step": result.step, **result.metrics})
+
+
+def _print_evaluated_group(results: Mapping[str, EvalResult], *, as_json: bool) -> None:
+    """Print what each member got and the figures over members."""
+    from rl_training.cli.display import print_metrics
+    from rl_training.runtime.results import summarize_members
+
+    step = next(iter(results.values())).step
+    figures = summarize_members(list(results.values()))
+    if as_json:
+        members = {name: {"returns": r.returns, **r.metrics} for name, r in results.items()}
+        out.print_json(json.dumps({"step": step, "members": members, **figures}))
+        return
+    for name, result in results.items():
+        mean = result.metrics["eval_return_mean"]
+        out.print(f"{name} eval_return_mean={mean:.4f}", markup=False, highlight=False)
+    print_metrics(out, {"global_step": step, **figures})
 
 
 def list_command(

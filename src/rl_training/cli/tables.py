@@ -68,11 +68,11 @@ METHOD_NOTE = (
     "data: rl-training data --help."
 )
 PRESET_NOTE = (
-    "rl-training train --config PRESET starts one. return: as measured, the interquartile mean of "
-    "three seeds; time: of the three side by side on a CPU; - was not measured. (*): with recorded "
-    "data, at the steps of docs/results.md; as it is, the preset learns from made-up data, which "
-    "shows that it runs and nothing more: give -s dataset_path=FILE (GAIL: expert_dataset_path), "
-    "made with rl-training data collect."
+    "rl-training train --config PRESET starts one. return: as measured, the interquartile mean "
+    "over seeds; time: of all seeds side by side, see docs/results.md for the machine; - was not "
+    "measured. (*): with recorded data, at the steps of docs/results.md; as it is, the preset "
+    "learns from made-up data, which shows that it runs and nothing more: give "
+    "-s dataset_path=FILE (GAIL: expert_dataset_path), made with rl-training data collect."
 )
 ENV_NOTE = (
     "ALE/Breakout-v5 and other Atari games {}; module:Class names an environment "

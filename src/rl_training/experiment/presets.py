@@ -26,7 +26,7 @@ class Measured:
     value: float
     """Interquartile mean over seeds of the last checkpoint's mean return."""
     seconds: float
-    """Wall time of all seeds, side by side on a CPU."""
+    """Wall time of all seeds, side by side on the machine that docs/results.md names."""
     seeds: int
     steps: int
     real_data: bool

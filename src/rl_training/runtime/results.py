@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rl_training.data.datasets.scores import SCORE, ReferenceScores
 from rl_training.errors import RLTrainingError
+from rl_training.experiment.summary import over_seeds
 
 
 @dataclass(frozen=True)
@@ -70,3 +71,18 @@ def summarize_returns(
         "eval_return_max": max(returns),
         "eval_episodes": float(len(returns)),
     } | ({} if scores is None else {SCORE: scores.score(mean)})
+
+
+def summarize_members(results: Sequence[EvalResult]) -> dict[str, float]:
+    """Return figures over the mean returns of a group's members; episodes are those of each."""
+    final = over_seeds([statistics.fmean(result.returns) for result in results])
+    figures = {
+        "eval_return_mean": final.mean,
+        "eval_return_iqm": final.iqm,
+        "eval_return_iqm_low": final.iqm_low,
+        "eval_return_iqm_high": final.iqm_high,
+        "eval_return_worst": final.min,
+        "eval_return_best": final.max,
+    }
+    known = {name: math.nan if value is None else value for name, value in figures.items()}
+    return known | {"eval_episodes": float(len(results[0].returns))}

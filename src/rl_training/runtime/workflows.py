@@ -22,6 +22,7 @@ from rl_training.envs.factory import probe_env
 from rl_training.envs.named_modules import only_imported_modules
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import CheckpointError, DataError, exit_is_error
+from rl_training.experiment.checkpoint.codec import stack_seeds
 from rl_training.experiment.checkpointing import (
     load_single_file,
     open_checkpoint,
@@ -33,7 +34,13 @@ from rl_training.experiment.hub import fetched, hub_name
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import is_hub_name, run_lock
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.checkpoints.resume import Warn, find_start, group_folders, home_of
+from rl_training.runtime.checkpoints.resume import (
+    Warn,
+    find_start,
+    group_folders,
+    home_of,
+    load_group,
+)
 from rl_training.runtime.checkpoints.saver import check_header, checked, usable
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.results import EvalResult, TrainResult
@@ -216,10 +223,80 @@ def evaluate_agent(
     `env_id` names another task with the same spaces, made without the run's `env_kwargs`.
     """
     count = num_episodes if num_episodes is not None else max(agent.config.eval_episodes, 1)
+    return _play(agent, 1, count, seed, deterministic, env_id)[0]
+
+
+@exit_is_error("evaluation")
+def evaluate_group(
+    path: str | Path,
+    num_episodes: int | None = None,
+    *,
+    seed: int | None = None,
+    device: str = "auto",
+    deterministic: bool | None = None,
+    warn: Warn | None = None,
+) -> dict[str, EvalResult]:
+    """Run the same episodes with every member of a group, all stepped together.
+
+    Each member meets the same start states, so that returns differ by what was learned, not by
+    luck.  They are those that `evaluate_checkpoint` gives the member with the same `seed`.
+
+    Args:
+        path: Folder of the group; the newest step that every member has whole is taken.
+        num_episodes: How many for each; None takes the run's `eval_episodes`.
+        seed: Seed of the episodes; None takes one that training never used.
+        device: Where the learners act.
+        deterministic: As in `evaluate_checkpoint`.
+        warn: Called about damaged checkpoints passed over.
+
+    Returns:
+        What each member got, by the name of its folder.
+
+    Raises:
+        CheckpointError: When the folder is not that of a group, or no step is common to all.
+    """
+    agent = _load_group_agent(Path(path), device, warn)
+    members = agent.config.members
+    count = num_episodes if num_episodes is not None else max(agent.config.eval_episodes, 1)
+    results = _play(agent, len(members), count, seed, deterministic)
+    return {member.folder: result for member, result in zip(members, results, strict=True)}
+
+
+def _load_group_agent(path: Path, device: str, warn: Warn | None) -> LoadedAgent:
+    """Load all members of a group as one learner."""
+    folders = group_folders(path)
+    if not folders:
+        raise CheckpointError(f"{path} is not the folder of a group: it holds no seed_<n> folders")
+    config, loaded = load_group(path, folders, warn, {"learner"})
+    states = {str(checkpoint.path): checkpoint.states["learner"] for checkpoint in loaded}
+    spec, env_spec = get_algorithm_spec(config.algo), parse(EnvSpec, loaded[0].header["env_spec"])
+    require_same_shapes(spec, env_spec, config.algo_config, states)
+    learner = spec.build(
+        env_spec,
+        config.algo_config,
+        config.all_seeds,
+        choose_device(device),
+        config.varied,
+        env_kwargs=config.env_kwargs,
+    )
+    with usable("learner", str(path)):
+        learner.load_state_dict(stack_seeds(list(states.values())))
+    return LoadedAgent(learner, config, env_spec, loaded[0].step)
+
+
+def _play(
+    agent: LoadedAgent,
+    num_members: int,
+    count: int,
+    seed: int | None,
+    deterministic: bool | None,
+    env_id: str | None = None,
+) -> list[EvalResult]:
+    """Run the same `count` episodes with each member of an agent's learner."""
     if count < 1:
         raise DataError(f"num_episodes must be >= 1, got {count}")
     # Training evaluates with (seed, step); another stream keeps these episodes unseen.
-    base = agent.config.seed + 1_000_003 if seed is None else seed
+    base = agent.config.all_seeds[0] + 1_000_003 if seed is None else seed
     agent.import_task()
     env_kwargs = agent.config.env_kwargs
     if env_id is not None and env_id != agent.config.env_id:
@@ -228,18 +305,18 @@ def evaluate_agent(
     evaluator = Evaluator(
         agent.config.env_id if env_id is None else env_id,
         env_kwargs,
-        (base,),
+        (base,) * num_members,
         deterministic=agent.config.eval_deterministic if deterministic is None else deterministic,
         mode=agent.config.vector_mode,
         threads=agent.config.env_threads,
     )
     try:
-        returns = evaluator.evaluate(agent.learner, count, agent.step)[0]
+        returns = evaluator.evaluate(agent.learner, count, agent.step)
     finally:
         evaluator.close()
     same = env_id is None or env_id == agent.config.env_id
     scores = agent.config.scores if same else reference_scores(str(env_id))
-    return EvalResult(tuple(returns), agent.step, scores)
+    return [EvalResult(tuple(episodes), agent.step, scores) for episodes in returns]
 
 
 def predict_from_checkpoint(

@@ -18,7 +18,7 @@ LOOK_SECONDS = 0.5
 
 def main(path: str) -> int:
     """Do the job; a parent that dies takes it along, saved."""
-    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=follow, args=(os.getppid(),), daemon=True).start()
     try:
         outcome = do_job(Path(path))
     except RLTrainingError as error:  # a description that cannot be read
@@ -29,7 +29,8 @@ def main(path: str) -> int:
     return EXIT_CODES[outcome.state]
 
 
-def _follow(parent: int) -> None:
+def follow(parent: int) -> None:
+    """End this process by SIGTERM, which lets it save, once its parent is gone."""
     while os.getppid() == parent:
         time.sleep(LOOK_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
