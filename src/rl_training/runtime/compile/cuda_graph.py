@@ -181,7 +181,7 @@ class CapturedPolicy:
         """
         if self._graph is None:
             assert part is None, "the first call must show all environments"
-            self._capture(obs, more)
+            self.capture(obs, more)
             assert self._graph is not None
         seen = self._staging.writable()["obs"]
         np.copyto(seen if part is None else seen[:, part], obs)
@@ -191,7 +191,8 @@ class CapturedPolicy:
         # The actions arrive after the observations were read: one event tells of both.
         return HostCopy(self._action, self._staging.mark_sent())
 
-    def _capture(self, obs: NDArray[Any], more: tuple[Tensor, ...]) -> None:
+    def capture(self, obs: NDArray[Any], more: tuple[Tensor, ...] = ()) -> None:
+        """Capture the policy for what a call would be given; it does not act yet."""
         example = torch.from_numpy(obs)
         self._staging = Staging({"obs": (example.shape, example.dtype)}, self._device)
         self._more = [tensor.clone() for tensor in more]
