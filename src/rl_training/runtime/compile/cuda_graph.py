@@ -29,16 +29,19 @@ class CapturedUpdates:
         self, learner: AnyLearner, recorder: MetricRecorder, program: Program, phase: int
     ) -> None:
         self.learner, self.recorder, self.phase = learner, recorder, phase
+        self._program = program
         recorder.prepare_keeping()
+        self._graphs = {1: self._captured(1)}
 
-        def captured(size: int) -> torch.cuda.CUDAGraph:
-            return capture(lambda: do_updates([program] * size, recorder))
-
-        self._graphs = {size: captured(size) for size in (1, STEPS_PER_REPLAY)}
+    def _captured(self, size: int) -> torch.cuda.CUDAGraph:
+        return capture(lambda: do_updates([self._program] * size, self.recorder))
 
     def __call__(self, count: int) -> int:
         """Do several updates if that many are due and alike, else one; returns how many."""
         size = STEPS_PER_REPLAY if self._alike(count) else 1
+        if size not in self._graphs:
+            # Not before: updates of thousands of kernels take seconds to capture.
+            self._graphs[size] = self._captured(size)
         self._graphs[size].replay()
         self.recorder.count_kept(size)
         return size
