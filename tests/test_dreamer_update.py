@@ -8,19 +8,32 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from rl_training.algorithms.base import replay_step
 from rl_training.algorithms.dreamer import Dreamer
 from rl_training.algorithms.dreamer.config import DreamerConfig
 from rl_training.algorithms.dreamer.learner import Dream, DreamerState, imagine
 from rl_training.algorithms.optim import Adam, clip_adaptively
-from rl_training.algorithms.sources import SequenceReplay
+from rl_training.algorithms.sources import SequenceReplay, replay_settings
 from rl_training.data.batch import SequenceBatch
+from rl_training.data.replay.sequences import RecurrentReplayBuffer
+from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.rssm import RSSMState
 from rl_training.rng import Rng
 from rl_training.runtime.compile.runner import Accelerator
 from rl_training.runtime.loops import updates_due
-from rl_training.testing.contract import build, flat_state, make_batch, small_config
+from rl_training.runtime.replay import make_replay
+from rl_training.testing.contract import (
+    build,
+    flat_state,
+    make_batch,
+    no_host_reads,
+    small_config,
+)
 
 S, B, T, H = 1, 2, 3, 4
 
@@ -305,3 +318,46 @@ def test_settings_that_do_not_fit_are_refused_in_one_sentence() -> None:
         DreamerConfig(latents="normal")  # type: ignore[arg-type]  # that is the point
     with pytest.raises(ConfigError, match="imagination_horizon must be >= 1"):
         DreamerConfig(imagination_horizon=0)
+
+
+class _OneDevice(TorchDispatchMode):
+    """Refuses every operation that touches a tensor of the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves((args, kwargs, made)) if isinstance(x, Tensor)]
+        assert all(tensor.device.type == "meta" for tensor in tensors), func
+        return made
+
+
+@pytest.mark.parametrize("size", ["tiny", "12m"])
+def test_drawing_learning_and_acting_touch_no_tensor_of_the_host(size: str) -> None:
+    # The device without memory stands for an accelerator: what is read back from it raises.
+    env = EnvSpec(
+        env_id="images",
+        obs_shape=(3, 64, 64),
+        obs_dtype="uint8",
+        action_kind="discrete",
+        action_shape=(),
+        action_dtype="int64",
+        num_actions=6,
+    )
+    spec = get_algorithm_spec("dreamer")
+    config = spec.config_class(size=size, buffer_capacity=2_000, batch_size=2, batch_length=8)
+    made = spec.build(env, config, (0, 1), device="meta")
+    settings = replay_settings(config)
+    assert settings is not None
+    replay = make_replay(settings, env, 1, made)
+    assert isinstance(replay, RecurrentReplayBuffer)
+    assert replay.belief_size
+    assert replay.newest_first
+    replay.inserted.value = 1_000
+    acting = made.initial_acting_state(1)
+    obs = torch.zeros(2, 1, *env.obs_shape, dtype=torch.uint8, device="meta")
+    with no_host_reads(), _OneDevice():
+        metrics = replay_step(made, replay, settings.rows_per_update).metrics
+        for explore in (True, False):
+            assert made.act_from(acting, obs, explore=explore).shape == (2, 1)
+    assert set(metrics) == set(spec.metrics)
+    with _OneDevice(), pytest.raises(AssertionError):
+        torch.ones(2) + 1

@@ -94,7 +94,7 @@ WATCHED: tuple[Watched, ...] = (
     (OnPolicyLearner, "update", "updates"),
     (Accelerator, "programs", "compiling"),
     (CapturedUpdates, "__init__", "compiling"),
-    (CapturedPolicy, "_capture", "compiling"),
+    (CapturedPolicy, "capture", "compiling"),
     (ReplayBuffer, "add_step", "replay insertion"),
     (Session, "log", "logging"),
     (Session, "evaluate", "evaluation"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -11,9 +11,12 @@ import torch
 
 from rl_training.algorithms.base import AnyLearner
 from rl_training.envs.backends.kinds import Mode
+from rl_training.experiment.checkpoint.codec import digest_state
 from rl_training.rng import Rng
 from rl_training.runtime import evaluator as evaluation
+from rl_training.runtime.compile import cuda_graph
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.testing.contract import PIXEL_TASK, build
 
 
 class Leaning:
@@ -68,3 +71,37 @@ def test_episodes_do_not_depend_on_the_batch(task: str, monkeypatch: pytest.Monk
     in_turns, batches = returns(task, (3,), 5, **limit)
     assert batches == [(1, 2)] * 60 + [(1, 1)] * 30
     assert in_turns[0][:2] == together[0][:2]
+
+
+class Replayed:
+    """What stands for a captured graph on the CPU; as for one, the function runs here first."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self.replay = function
+        function()
+
+
+@pytest.mark.parametrize(
+    ("algo", "deterministic"), [("dqn", True), ("dreamer", True), ("dreamer", False)]
+)
+def test_a_captured_policy_plays_the_same_episodes_again_and_again(
+    algo: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, _ = build(algo, (3, 4), PIXEL_TASK)
+
+    def judged(*, captured: bool) -> list[list[list[float]]]:
+        judge = Evaluator(PIXEL_TASK, {}, (3, 4), deterministic=deterministic)
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda_graph, "capture", Replayed)
+            patch.setattr(Evaluator, "_captures", lambda *_: captured)
+            found = [judge.evaluate(learner, 3, step) for step in (7, 8, 7)]
+        policy = None if judge._captured is None else judge._captured.policy
+        assert (policy is not None) == captured
+        judge.close()
+        return found
+
+    before = digest_state(learner.state_dict())
+    plain = judged(captured=False)
+    assert plain[0] == plain[2]
+    assert judged(captured=True) == plain
+    assert digest_state(learner.state_dict()) == before

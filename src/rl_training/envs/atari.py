@@ -9,6 +9,7 @@ snapshot with the emulator's own state is exact.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
@@ -66,20 +67,25 @@ class _Shrink:
 
     def __init__(self, height: int, width: int, size: int) -> None:
         self._rows = [(place, share[:, None]) for place, share in _taps(height, size)]
-        self._columns = _taps(width, size)
+        self._columns = [(place, share[:, None]) for place, share in _taps(width, size)]
 
     def __call__(self, screen: Array) -> Array:
         """Return the frame `[size, size, C]` of a screen `[H, W]` or, in colour, `[H, W, 3]`."""
-        if screen.ndim == 3:
-            colours = [self(screen[..., colour]) for colour in range(screen.shape[-1])]
-            return np.concatenate(colours, -1)
-        rows = [screen.take(place, 0) * share for place, share in self._rows]
-        tall = np.add.reduce(rows)
-        small: Array = np.add.reduce(
-            [tall.take(place, 1) * share for place, share in self._columns]
-        )
-        frame: Array = np.rint(small).astype(np.uint8)
-        return frame[..., None]
+        height, width = screen.shape[:2]
+        # Colours lie side by side in a row of the screen, so all are added up at once.
+        tall = _weighted_sum(screen.reshape(height, -1), self._rows, 0)
+        small = _weighted_sum(tall.reshape(len(tall), width, -1), self._columns, 1)
+        frame: Array = np.rint(small, out=small).astype(np.uint8)
+        return frame
+
+
+def _weighted_sum(pixels: Array, taps: Sequence[tuple[Array, Array]], axis: int) -> Array:
+    """Add up the pixels that each output pixel covers along an axis, each times its share."""
+    (place, share), *rest = taps
+    total: Array = pixels.take(place, axis) * share
+    for place, share in rest:
+        total += pixels.take(place, axis) * share
+    return total
 
 
 def _taps(size_in: int, size_out: int) -> list[tuple[Array, Array]]:

@@ -7,7 +7,7 @@ bit-exact.  Atari games are played whole, and every task pays its own reward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_training.algorithms.base import AnyLearner
+from rl_training.algorithms.base import ActingState, AnyLearner
 from rl_training.envs.backends.kinds import Mode
 from rl_training.envs.options import evaluation_kwargs
 from rl_training.envs.seeds import SeedVectorEnv
@@ -39,20 +39,31 @@ class _CapturedPolicy:
         learner: AnyLearner,
         act: Callable[[Tensor], Tensor],
         rng: Rng,
+        state: ActingState | None,
         obs: NDArray[Any],
     ) -> None:
-        self.rng = rng
-        """What the policy draws from, in every evaluation."""
         self.policy: CapturedPolicy | None = None
         """None where it cannot be captured."""
+        self._rng, self._state = rng, state
         self._learner, self._shape = learner, obs.shape
+        self._starts = torch.ones(obs.shape[:2], dtype=torch.bool, device=learner.device)
         example = torch.from_numpy(obs).to(learner.device)
         act(example)  # libraries set themselves up at first use
+        owners: dict[str, object] = {"learner": learner}
+        if state is not None:
+            owners["acting"] = state
         try:
-            trace(Source("evaluation", act, {"learner": learner}), (example,))
+            trace(Source("evaluation", act, owners), (example,))
         except (CompileError, RuntimeError):
             return  # it reads a number back, or one of Python's that changes during a run
         self.policy = CapturedPolicy(act, learner.device)
+        self.policy.capture(obs)
+
+    def begin(self, fresh: Mapping[str, Tensor]) -> None:
+        """Go to the start of episodes, and to the randomness of an evaluation."""
+        self._rng.load_state_dict(fresh)
+        if self._state is not None:
+            self._state.begin_episodes(self._starts)
 
     def fits(self, learner: AnyLearner, obs: NDArray[Any]) -> bool:
         """Tell whether it is this learner's, for so many observations."""
@@ -132,15 +143,19 @@ class Evaluator:
             with torch.no_grad(), learner.drawing_from(rng):
                 return choose(state, on_device)
 
-        if state is None and learner.device.type == "cuda":
+        if self._captures(learner, obs.shape[1]):
             # One by one, the launches of its small operations take most of an evaluation's time.
             fresh = rng.state_dict()  # to be captured, the policy is tried, which draws
             if self._captured is None or not self._captured.fits(learner, obs):
-                self._captured = _CapturedPolicy(learner, act, rng, obs)
-            self._captured.rng.load_state_dict(fresh)
+                self._captured = _CapturedPolicy(learner, act, rng, state, obs)
+            self._captured.begin(fresh)
             if self._captured.policy is not None:
                 return self._captured.policy
         return lambda obs: HostCopy.of(act(torch.from_numpy(obs).to(learner.device)))
+
+    def _captures(self, learner: AnyLearner, num_envs: int) -> bool:
+        """Whether acting may be one CUDA graph; parts of it that are graphs cannot be in one."""
+        return learner.device.type == "cuda" and not learner.acting_parts(num_envs)
 
     def _environments(self, count: int) -> SeedVectorEnv:
         if self._envs is None or self._envs.num_envs != count:

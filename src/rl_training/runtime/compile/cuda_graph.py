@@ -29,16 +29,19 @@ class CapturedUpdates:
         self, learner: AnyLearner, recorder: MetricRecorder, program: Program, phase: int
     ) -> None:
         self.learner, self.recorder, self.phase = learner, recorder, phase
+        self._program = program
         recorder.prepare_keeping()
+        self._graphs = {1: self._captured(1)}
 
-        def captured(size: int) -> torch.cuda.CUDAGraph:
-            return capture(lambda: do_updates([program] * size, recorder))
-
-        self._graphs = {size: captured(size) for size in (1, STEPS_PER_REPLAY)}
+    def _captured(self, size: int) -> torch.cuda.CUDAGraph:
+        return capture(lambda: do_updates([self._program] * size, self.recorder))
 
     def __call__(self, count: int) -> int:
         """Do several updates if that many are due and alike, else one; returns how many."""
         size = STEPS_PER_REPLAY if self._alike(count) else 1
+        if size not in self._graphs:
+            # Not before: updates of thousands of kernels take seconds to capture.
+            self._graphs[size] = self._captured(size)
         self._graphs[size].replay()
         self.recorder.count_kept(size)
         return size
@@ -181,7 +184,7 @@ class CapturedPolicy:
         """
         if self._graph is None:
             assert part is None, "the first call must show all environments"
-            self._capture(obs, more)
+            self.capture(obs, more)
             assert self._graph is not None
         seen = self._staging.writable()["obs"]
         np.copyto(seen if part is None else seen[:, part], obs)
@@ -191,7 +194,8 @@ class CapturedPolicy:
         # The actions arrive after the observations were read: one event tells of both.
         return HostCopy(self._action, self._staging.mark_sent())
 
-    def _capture(self, obs: NDArray[Any], more: tuple[Tensor, ...]) -> None:
+    def capture(self, obs: NDArray[Any], more: tuple[Tensor, ...] = ()) -> None:
+        """Capture the policy for what a call would be given; it does not act yet."""
         example = torch.from_numpy(obs)
         self._staging = Staging({"obs": (example.shape, example.dtype)}, self._device)
         self._more = [tensor.clone() for tensor in more]
