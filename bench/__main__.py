@@ -134,6 +134,14 @@ def make_parser() -> argparse.ArgumentParser:
     gpu.add_argument("--seconds", type=float, default=3.0, help="length of a repeat of updates (3)")
     gpu.add_argument("--preset", default="sac/pendulum", help="preset of gpu-seeds (sac/pendulum)")
     gpu.add_argument("--steps", type=_positive, help="steps of whole runs, per seed")
+    gpu.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="another setting of whole runs, to try them; may be given several times",
+    )
     gpu.add_argument("--profile", action="store_true", help="count the kernels of an update")
     return parser
 
@@ -157,6 +165,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Options, Path | N
         algos=given.algo,
         seconds=given.seconds,
         steps=given.steps,
+        overrides=tuple(given.overrides),
         preset=given.preset,
         profile=given.profile,
     )

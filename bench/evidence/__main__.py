@@ -154,9 +154,8 @@ def _side_by_side(gates: Sequence[Gate], data: Path | None, options: argparse.Na
             )
 
     with _runs_folder(options.runs) as runs:
-        left = run_all(
-            longest_first(gates, options.out), options.jobs, command, runs / "logs", report
-        )
+        ordered = longest_first(gates, [RECORDS, options.out])
+        left = run_all(ordered, options.jobs, command, runs / "logs", report)
     if left:
         names = ", ".join(gate.preset for gate in left)
         again = "with --missing and the same --runs to go on" if options.runs else "from scratch"

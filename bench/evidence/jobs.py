@@ -8,6 +8,7 @@ that have a record are skipped (`--missing`) and the others go on where they wer
 from __future__ import annotations
 
 import math
+import os
 import signal
 import subprocess
 import time
@@ -19,6 +20,7 @@ from types import FrameType
 
 from bench.evidence.gates import Gate
 from bench.evidence.record import read_earlier, read_records
+from bench.speed.machine import available_cores
 
 POLL_SECONDS = 0.1
 SAVE_SECONDS = 90.0
@@ -50,11 +52,17 @@ class _Running:
     log: Path
 
 
-def longest_first(gates: Sequence[Gate], folder: Path) -> list[Gate]:
-    """Sort gates by how long they took when last measured; those never measured come first."""
-    known = {name: record.seconds for name, record in read_records(folder, gates).items()}
-    earlier = {name: each.seconds for name, each in read_earlier(folder, gates).items()}
-    seconds = earlier | known
+def longest_first(gates: Sequence[Gate], folders: Sequence[Path]) -> list[Gate]:
+    """Sort gates by how long they took when last measured; those never measured come first.
+
+    Args:
+        gates: What to sort.
+        folders: With records; what a later one says counts.
+    """
+    seconds: dict[str, float] = {}
+    for folder in folders:
+        seconds |= {name: each.seconds for name, each in read_earlier(folder, gates).items()}
+        seconds |= {name: record.seconds for name, record in read_records(folder, gates).items()}
     return sorted(gates, key=lambda gate: -seconds.get(gate.preset, math.inf))
 
 
@@ -79,11 +87,12 @@ def run_all(
     """
     logs.mkdir(parents=True, exist_ok=True)
     waiting, running = list(gates), list[_Running]()
+    share = max(available_cores() // jobs, 1)
     with _stop_signals() as stopped:
         while (waiting or running) and not stopped:
             while waiting and len(running) < jobs:
                 gate = waiting.pop(0)
-                running.append(_start(gate, command(gate), logs / f"{gate.slug}.log"))
+                running.append(_start(gate, command(gate), logs / f"{gate.slug}.log", share))
             running = _reap(running, on_end)
             time.sleep(POLL_SECONDS)
         _stop(running)
@@ -92,7 +101,9 @@ def run_all(
     return [*left, *waiting]
 
 
-def _start(gate: Gate, command: Sequence[str], log: Path) -> _Running:
+def _start(gate: Gate, command: Sequence[str], log: Path, share: int) -> _Running:
+    """Start a process that compiles on its share of the cores."""
+    limits = {"TORCHINDUCTOR_COMPILE_THREADS": str(share), "OMP_NUM_THREADS": "1"}
     with log.open("ab") as file:
         # A session of its own: Ctrl-C reaches the parent alone, which lets the children save.
         process = subprocess.Popen(
@@ -100,6 +111,7 @@ def _start(gate: Gate, command: Sequence[str], log: Path) -> _Running:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
+            env=limits | os.environ,
             start_new_session=True,
         )
     return _Running(gate, process, log)

@@ -36,6 +36,8 @@ class Options:
     """How long an accelerator row times updates, per repeat."""
     steps: int | None = None
     """Steps of whole runs, per seed; None is what each row says."""
+    overrides: tuple[str, ...] = ()
+    """Settings of whole runs beside those of their rows."""
     preset: str = "sac/pendulum"
     """What `gpu-seeds` trains."""
     profile: bool = False

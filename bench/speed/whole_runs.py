@@ -68,6 +68,7 @@ _HUMANOID = ("env_id=Humanoid-v5", "algo_kwargs.buffer_capacity=100000")
 _CHEETAHS = ("env_id=HalfCheetah-v5", "num_envs=64", "algo_kwargs.minibatch_size=4096")
 _GAMES = ("vector_mode=native", "eval_episodes=0")
 _DQN = (*_GAMES, "algo_kwargs.learning_starts=2000")
+_DREAMER = ("eval_episodes=0", "algo_kwargs.learning_starts=256")
 RUNS: dict[str, Run] = {
     "loop-sac": Run("sac/halfcheetah", 50_000, (1, 32), _SOON),
     "loop-sac-overlap": Run("sac/halfcheetah", 50_000, (1, 32), (*_SOON, "overlap=true")),
@@ -80,9 +81,7 @@ RUNS: dict[str, Run] = {
     ),
     "loop-dqn-breakout": Run("dqn/breakout_atari", 60_000, overrides=_DQN),
     "loop-dqn-overlap": Run("dqn/breakout_atari", 60_000, overrides=(*_DQN, "overlap=true")),
-    "loop-dreamer": Run(
-        "dreamer/pong_atari", 3_000, overrides=("eval_episodes=0",), precision="bf16"
-    ),
+    "loop-dreamer": Run("dreamer/pong_atari", 4_000, overrides=_DREAMER),
 }
 WATCHED: tuple[Watched, ...] = (
     (SeedVectorEnv, "step", "environments"),
@@ -166,6 +165,7 @@ def measure(row: Row, options: Options) -> Iterator[Figure]:
     run = RUNS.get(row.name) or Run(options.preset, 5_000, (1, 32), OVERRIDES, "fp32")
     if options.steps is not None:
         run = replace(run, steps=options.steps)
+    run = replace(run, overrides=(*run.overrides, *options.overrides))
     for count in options.seeds or run.seeds:
         for precision in options.precisions or (run.precision,):
             yield failing_softly(

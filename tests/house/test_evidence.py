@@ -501,7 +501,9 @@ def test_the_longest_gate_is_first_and_one_never_measured_before_it(
     dqn, ppo, sac = find_gates(["dqn", "ppo", "sac"])
     write_record(tmp_path, dqn, changed(tiny, seconds=5.0))
     write_record(tmp_path, ppo, changed(tiny, seconds=9.0))
-    assert longest_first([dqn, ppo, sac], tmp_path) == [sac, ppo, dqn]
+    assert longest_first([dqn, ppo, sac], [tmp_path]) == [sac, ppo, dqn]
+    write_record(tmp_path / "later", dqn, changed(tiny, seconds=10.0))
+    assert longest_first([dqn, ppo], [tmp_path, tmp_path / "later"]) == [dqn, ppo]
 
 
 def test_gates_side_by_side_go_on_after_a_failure(tmp_path: Path) -> None:
