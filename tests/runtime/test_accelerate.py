@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch._inductor.config as inductor
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from helpers.tiny import run_cli, tiny_config, write_tiny
 from rl_training.algorithms.base import AnyLearner
@@ -30,6 +31,7 @@ from rl_training.runtime.compile.cache import (
     Program,
     Request,
     cache_folder,
+    let_copy,
 )
 from rl_training.runtime.compile.equivalence import compare
 from rl_training.runtime.compile.programs import (
@@ -357,3 +359,20 @@ def test_examples_keep_their_types_and_become_contiguous() -> None:
     assert isinstance(found, Pairs)
     assert all(tensor.is_contiguous() for tensor in (*found, other))
     assert torch.equal(found.obs, column)
+
+
+def test_what_was_traced_as_a_view_may_be_copied_and_still_changes_what_is_owned() -> None:
+    def function(images: Tensor, state: Tensor) -> Tensor:
+        flat = images.view(len(images), -1)
+        state.view(-1).add_(flat.sum(0))
+        return flat * 2
+
+    images, state = torch.arange(48.0).view(2, 2, 3, 4), torch.zeros(2, 12)
+    graph = make_fx(function)(images, state)
+    turned = images.contiguous(memory_format=torch.channels_last)
+    with pytest.raises(RuntimeError, match="view"):
+        graph(turned, state.clone())
+    let_copy(graph)
+    owned = torch.zeros(2, 12)
+    torch.testing.assert_close(graph(turned, owned), turned.flatten(1) * 2)
+    torch.testing.assert_close(owned.flatten(), turned.flatten(1).sum(0))

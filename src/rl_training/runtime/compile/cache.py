@@ -330,6 +330,8 @@ def compile_here(made: Trace, source: Source, num_seeds: int) -> Program:
     examples = [node.meta["val"] for node in made.graph.graph.nodes if node.op == "placeholder"]
     on_cuda = any(example.is_cuda for example in examples)
     keep_generated_code()
+    if on_cuda:
+        let_copy(made.graph)
     try:
         with torch.no_grad():
             options = cuda_options(num_seeds) if on_cuda else None
@@ -343,6 +345,16 @@ def compile_here(made: Trace, source: Source, num_seeds: int) -> Program:
         return result
 
     return _bound(call, made, source)
+
+
+def let_copy(graph: GraphModule) -> None:
+    """Let the compiler copy where a view was traced.
+
+    Kernels may lay out what they return, images above all, otherwise than the compiler expects.
+    """
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
+    graph.recompile()
 
 
 def as_traced(made: Trace, source: Source) -> Program:
