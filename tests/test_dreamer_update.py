@@ -343,7 +343,13 @@ def test_drawing_learning_and_acting_touch_no_tensor_of_the_host(size: str) -> N
         num_actions=6,
     )
     spec = get_algorithm_spec("dreamer")
-    config = spec.config_class(size=size, buffer_capacity=2_000, batch_size=2, batch_length=8)
+    small: dict[str, Any] = {
+        "size": size,
+        "buffer_capacity": 2_000,
+        "batch_size": 2,
+        "batch_length": 8,
+    }
+    config = spec.config_class(**small)
     made = spec.build(env, config, (0, 1), device="meta")
     settings = replay_settings(config)
     assert settings is not None
@@ -354,10 +360,10 @@ def test_drawing_learning_and_acting_touch_no_tensor_of_the_host(size: str) -> N
     replay.inserted.value = 1_000
     acting = made.initial_acting_state(1)
     obs = torch.zeros(2, 1, *env.obs_shape, dtype=torch.uint8, device="meta")
-    with no_host_reads(), _OneDevice():
+    with no_host_reads(), _OneDevice():  # type: ignore[no-untyped-call]
         metrics = replay_step(made, replay, settings.rows_per_update).metrics
         for explore in (True, False):
             assert made.act_from(acting, obs, explore=explore).shape == (2, 1)
     assert set(metrics) == set(spec.metrics)
-    with _OneDevice(), pytest.raises(AssertionError):
+    with _OneDevice(), pytest.raises(AssertionError):  # type: ignore[no-untyped-call]
         torch.ones(2) + 1
