@@ -52,15 +52,14 @@ def _resolved_presets() -> str:
         name: get_algorithm_spec(name).config_class().model_dump(mode="json")
         for name in algorithm_names()
     }
+    run = TrainConfig(algo="sac", env_id="").model_dump(mode="json")
     presets = {}
     for name in preset_names():
         full = load_config(name).resolved()
-        plain = TrainConfig(algo=full["algo"], env_id=full["env_id"]).resolved()
-        keys = ("algo", "env_id", *(k for k, v in full.items() if v != plain[k]))
+        keys = ("algo", "env_id", *(k for k, v in full.items() if v != run[k]))
         usual = methods[full["algo"]]
         own = {k: v for k, v in full["algo_kwargs"].items() if v != usual[k]}
         presets[name] = {key: full[key] for key in keys} | {"algo_kwargs": own}
-    run = TrainConfig(algo="sac", env_id="").model_dump(mode="json")
     return json.dumps({"run": run, "methods": methods, "presets": presets}, indent=1) + "\n"
 
 

@@ -7,6 +7,7 @@ from rl_training.algorithms.discrete_cql import DiscreteCQL as DiscreteCQLAlgori
 from rl_training.algorithms.dqn import DQN as DQNAlgorithm
 from rl_training.algorithms.dreamer import Dreamer as DreamerAlgorithm
 from rl_training.algorithms.fqf import FQF as FQFAlgorithm
+from rl_training.algorithms.fql import FQL as FQLAlgorithm
 from rl_training.algorithms.gail import GAIL as GAILAlgorithm
 from rl_training.algorithms.iql import IQL as IQLAlgorithm
 from rl_training.algorithms.iqn import IQN as IQNAlgorithm
@@ -24,6 +25,7 @@ from rl_training.api.algorithms import BC as BC
 from rl_training.api.algorithms import CQL as CQL
 from rl_training.api.algorithms import DQN as DQN
 from rl_training.api.algorithms import FQF as FQF
+from rl_training.api.algorithms import FQL as FQL
 from rl_training.api.algorithms import GAIL as GAIL
 from rl_training.api.algorithms import IQL as IQL
 from rl_training.api.algorithms import IQN as IQN

@@ -65,7 +65,48 @@ WORLD_MODEL: dict[str, Any] = {
     "representation_scale": 0.1,
     "replay_value_scale": 0.3,
 }
+ROBOT_ARM: dict[str, Any] = {
+    "gamma": 0.99,
+    "learning_rate": 3e-4,
+    "batch_size": 256,
+    "hidden_sizes": (512, 512, 512, 512),
+    "activation": "gelu",
+}
+WITH_CRITICS: dict[str, Any] = ROBOT_ARM | {
+    "actor_learning_rate": None,
+    "weight_init": "glorot",
+    "num_critics": 2,
+    "use_layer_norm": True,
+    "tau": 0.005,
+    "n_step": 1,
+}
+FLOW: dict[str, Any] = WITH_CRITICS | {"flow_steps": 10, "q_agg": "mean", "normalize_q": False}
+EXPECTILE: dict[str, Any] = WITH_CRITICS | {"expectile": 0.9, "max_advantage_weight": 100.0}
+PENALISED: dict[str, Any] = WITH_CRITICS | {
+    "policy_noise": 0.2,
+    "noise_clip": 0.5,
+    "policy_delay": 2,
+    "normalize_q": True,
+}
+CLONING: dict[str, Any] = ROBOT_ARM | {"loss": "mse"}
 PAPERS: dict[str, dict[str, Any]] = {
+    # OGBench's default tasks, as in the FQL paper: alpha of FQL and IQL, both of ReBRAC.
+    **{
+        f"{algo}/{task}": settings
+        for task, fql, iql, actor, critic in (
+            ("cube_single", 300.0, 1.0, 1.0, 0.0),
+            ("cube_double", 300.0, 0.3, 0.1, 0.0),
+            ("scene", 300.0, 10.0, 0.1, 0.01),
+            ("puzzle_3x3", 1000.0, 10.0, 0.3, 0.01),
+            ("puzzle_4x4", 1000.0, 3.0, 0.3, 0.01),
+        )
+        for algo, settings in (
+            ("fql", FLOW | {"alpha": fql}),
+            ("iql", EXPECTILE | {"beta": iql}),
+            ("rebrac", PENALISED | {"beta_actor": actor, "beta_critic": critic}),
+            ("bc", CLONING),
+        )
+    },
     "dqn/breakout_atari": GAMES
     | {
         "learning_rate": 6.25e-5,
@@ -235,8 +276,9 @@ def test_no_preset_speaks_of_a_paper_without_being_checked() -> None:
     assert sorted(claiming) == sorted(PAPERS)
 
 
-def test_games_are_evaluated_as_in_the_papers() -> None:
+def test_games_are_evaluated_as_in_the_papers_and_flows_by_samples() -> None:
     sampled = [name for name in preset_names() if not load_config(name).eval_deterministic]
-    assert sorted(sampled) == sorted(SAMPLED)
+    flows = [name for name in preset_names() if name.startswith("fql/")]
+    assert sorted(sampled) == sorted((*SAMPLED, *flows))
     for name in SAMPLED:
         assert load_config(name).env_kwargs["max_episode_steps"] == 27_000

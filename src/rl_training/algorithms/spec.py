@@ -62,6 +62,9 @@ class AlgorithmSpec:
     """Numbers of axes it may have beside, where the user's own encoder makes a vector of them."""
     phases: tuple[Phase, ...] = ()
     """What it adds to its loop."""
+    eval_deterministic: bool = True
+    """What a run's `eval_deterministic` is where it does not say: false where samples are the
+    policy, and no action of it is the best."""
 
     @property
     def config_class(self) -> type[AlgoConfig]:

@@ -95,7 +95,8 @@ class TrainConfig(Settings):
     eval_episodes: NonNegativeInt = 5
     """Episodes per evaluation; 0 never evaluates."""
     eval_deterministic: bool = True
-    """Evaluate the policy's best actions; false samples them, as far as the policy is random."""
+    """Evaluate the policy's best actions; false, the default of FQL, samples them, as far as the
+    policy is random."""
     log_interval: PositiveInt = 1_000
     """Steps between two lines of metrics."""
     checkpoint_interval: NonNegativeInt = 10_000
@@ -184,6 +185,19 @@ class TrainConfig(Settings):
         return value | {
             "wrappers": wrappers | {"chain": named} if isinstance(wrappers, dict) else named
         }
+
+    @model_validator(mode="before")
+    @classmethod
+    def _evaluated_as_its_method(cls, data: object) -> object:
+        """Fill in how the method is evaluated; what is wrong with its name is said later."""
+        if not isinstance(data, dict) or "eval_deterministic" in data:
+            return data
+        algo = data.get("algo")
+        try:
+            spec = get_algorithm_spec(algo if isinstance(algo, str) else "")
+        except ConfigError:
+            return data
+        return data | {"eval_deterministic": spec.eval_deterministic}
 
     @model_validator(mode="after")
     def _algorithm_fits(self) -> TrainConfig:
@@ -362,7 +376,8 @@ def _check_env_id(env_id: str) -> None:
     """Refuse a plain id that nobody registered; other forms are tried when the run starts."""
     import gymnasium
 
-    if ":" not in env_id and not env_id.startswith("ALE/") and env_id not in gymnasium.registry:
+    on_request = env_id.startswith("ALE/") or "-singletask-" in env_id  # by an extra
+    if ":" not in env_id and not on_request and env_id not in gymnasium.registry:
         raise ConfigError(
             f"env_id {env_id!r} is not a registered environment"
             f"{suggest(env_id, gymnasium.registry)}; `rl-training list envs` shows all, and an own "

@@ -1,7 +1,8 @@
 """Networks of off-policy actor-critics: an actor over continuous actions and critics beside it.
 
 `MLPSACModel` has the tanh-Gaussian policy of the soft family, whose density is here too,
-`MLPTD3Model` a deterministic one, `MLPIQLModel` a Gaussian and a state value.
+`MLPTD3Model` a deterministic one, `MLPIQLModel` a Gaussian and a state value, `MLPFQLModel` one
+that maps noise to actions, and the flow that it is distilled from.
 Shapes: S seeds, N critics, B batch, A action.
 """
 
@@ -27,6 +28,8 @@ class ActorWithCritics(nn.Module):
     """
 
     outputs_per_action: ClassVar[int] = 1
+    noise_per_action: ClassVar[int] = 0
+    """Numbers of noise that the actor reads beside an observation, per action dimension."""
 
     def __init__(
         self,
@@ -66,7 +69,11 @@ class ActorWithCritics(nn.Module):
         self._weights: WeightsName = weight_init
         actor_sizes = hidden_sizes if actor_hidden_sizes is None else actor_hidden_sizes
         critic_sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
-        self.actor = self.network((*actor_sizes, self.outputs_per_action * action_dim), rng)
+        self.actor = self.network(
+            (*actor_sizes, self.outputs_per_action * action_dim),
+            rng,
+            beside=self.noise_per_action * action_dim,
+        )
         self.critic = self.network(
             (*critic_sizes, 1),
             rng,
@@ -74,7 +81,7 @@ class ActorWithCritics(nn.Module):
             members=(num_critics,),
             layer_norm=use_layer_norm,
         )
-        self.build_more(critic_sizes, rng)
+        self.build_more(actor_sizes, critic_sizes, rng)
 
     def network(
         self,
@@ -106,7 +113,7 @@ class ActorWithCritics(nn.Module):
         )
         return layers if encoder is None else EncodedMLP(encoder, layers)
 
-    def build_more(self, critic_sizes: Sequence[int], rng: Rng) -> None:
+    def build_more(self, actor_sizes: Sequence[int], critic_sizes: Sequence[int], rng: Rng) -> None:
         """Build what a subclass has beside actor and critics; values have `critic_sizes`."""
 
     def q_values(
@@ -124,12 +131,18 @@ class ActorWithCritics(nn.Module):
             critic: Another ensemble than the model's own.
             members: Which of them to evaluate, a slice or `[S, Z]` for each seed; None is all.
         """
-        network = critic or self.critic
-        if isinstance(network, EncodedMLP):
-            return network.forward(obs, action, members=members).squeeze(-1)
-        x = torch.cat((obs, action), -1)
-        q: Tensor = network.forward(x) if members is None else network.forward(x, members)
-        return q.squeeze(-1)
+        return read_beside(critic or self.critic, obs, action, members=members).squeeze(-1)
+
+
+def read_beside(
+    network: nn.Module, obs: Tensor, *beside: Tensor, members: Tensor | slice | None = None
+) -> Tensor:
+    """Apply a network, all or some of its members, to observations and vectors `[S, B, I]`."""
+    if isinstance(network, EncodedMLP):
+        return network.forward(obs, *beside, members=members)
+    x = torch.cat((obs, *beside), -1)
+    out: Tensor = network.forward(x) if members is None else network.forward(x, members)
+    return out
 
 
 def tanh_gaussian_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,7 +198,12 @@ class MLPIQLModel(ActorWithCritics):
 
     log_std_range: ClassVar[tuple[float, float]] = (-5.0, 2.0)
 
-    def build_more(self, critic_sizes: Sequence[int], rng: Rng) -> None:
+    def build_more(
+        self,
+        actor_sizes: Sequence[int],  # noqa: ARG002
+        critic_sizes: Sequence[int],
+        rng: Rng,
+    ) -> None:
         """Build the value, and the deviation of the policy, which does not depend on the state."""
         deviation = torch.zeros(rng.num_seeds, 1, self.action_dim, device=rng.device)
         self.log_std = nn.Parameter(deviation)
@@ -204,3 +222,40 @@ class MLPIQLModel(ActorWithCritics):
     def value(self, obs: Tensor) -> Tensor:
         """Return V(s), `[S, B]`."""
         return self.value_net.forward(obs).squeeze(-1)
+
+
+class MLPFQLModel(ActorWithCritics):
+    """One-step policy `(obs, noise) -> action`, the flow that it learns from, and critics."""
+
+    noise_per_action = 1
+
+    def build_more(
+        self,
+        actor_sizes: Sequence[int],
+        critic_sizes: Sequence[int],  # noqa: ARG002
+        rng: Rng,
+    ) -> None:
+        """Build the flow: it reads an action on its way and the time beside an observation."""
+        self.flow = self.network((*actor_sizes, self.action_dim), rng, beside=self.action_dim + 1)
+
+    def policy(self, obs: Tensor, noise: Tensor) -> Tensor:
+        """Return the one-step policy's action `[S, B, A]` for noise `[S, B, A]`; not clipped."""
+        return read_beside(self.actor, obs, noise)
+
+    def velocity(self, obs: Tensor, action: Tensor, time: Tensor) -> Tensor:
+        """Return the flow's velocity `[S, B, A]` at `action` `[S, B, A]` and `time` `[S, B, 1]`."""
+        return read_beside(self.flow, obs, action, time)
+
+    def flow_action(self, obs: Tensor, noise: Tensor, steps: int) -> Tensor:
+        """Follow the flow from noise at time 0 to an action at time 1 by Euler's method; clipped.
+
+        Args:
+            obs: Observations `[S, B, D]`.
+            noise: Where to start, `[S, B, A]`.
+            steps: Steps of equal length.
+        """
+        action = noise
+        for index in range(steps):
+            time = noise.new_full((*noise.shape[:-1], 1), index / steps)
+            action = action + self.velocity(obs, action, time) / steps
+        return action.clamp(-1, 1)

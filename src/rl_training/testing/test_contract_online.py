@@ -89,7 +89,9 @@ def test_the_first_evaluation_is_that_of_the_checkpoint(
     first = next(row for row in map(json.loads, log) if row["kind"] != "note")
     assert first["step"] == 0
     config = small_config(algo, tmp_path)
-    evaluator = Evaluator(config.env_id, config.env_kwargs, (0,))
+    evaluator = Evaluator(
+        config.env_id, config.env_kwargs, (0,), deterministic=config.eval_deterministic
+    )
     returns = evaluator.evaluate(load_agent(offline.run_dir).learner, 2, 0)[0]
     evaluator.close()
     expected = summarize_returns(returns)
