@@ -320,7 +320,7 @@ def test_settings_that_do_not_fit_are_refused_in_one_sentence() -> None:
         DreamerConfig(imagination_horizon=0)
 
 
-class _OneDevice(TorchDispatchMode):
+class _OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
     """Refuses every operation that touches a tensor of the host."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

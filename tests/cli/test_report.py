@@ -206,7 +206,8 @@ def test_the_page_is_whole_and_asks_nothing_of_the_network(page: Path) -> None:
         assert part in text
     assert text.count("data:image/gif;base64,R0lGODlh") == 2
     assert ": seed 2, film.gif" in text
-    assert ": world model, seed 1, model_step_7.gif" in text
+    parts = "real, reconstructed, predicted without looking, prediction less real"
+    assert f": world model ({parts}), seed 1, model_step_7.gif" in text
     assert "<pre>rl-training train &#39;a b&#39;</pre>" in text
 
 

@@ -43,7 +43,12 @@ def test_with_sight_all_the_way_a_prediction_is_a_reconstruction() -> None:
     seen = model.observe(batch.obs, batch.action, batch.is_first, Rng(range(S), "noise"))
     expected = model.decoder(seen.state.features.flatten(1, 2)).view(S, B, T, 4)
     torch.testing.assert_close(found.predicted, expected)
+    torch.testing.assert_close(found.reconstructed, expected)
     assert not found.blind.any()
+    blind = open_loop(model, batch, batch.action, 2, Rng(range(S), "noise"))
+    torch.testing.assert_close(blind.reconstructed, expected)
+    torch.testing.assert_close(blind.predicted[:, :, :2], expected[:, :, :2])
+    assert not torch.allclose(blind.predicted[:, :, 2:], expected[:, :, 2:])
 
 
 def test_without_sight_observations_do_not_matter_until_an_episode_begins() -> None:
@@ -71,29 +76,33 @@ def test_errors_are_counted_by_the_number_of_blind_steps() -> None:
         torch.tensor([[[1.0, 2.0, 3.0], [3.0, 5.0, 7.0]]]).unsqueeze(-1).expand(-1, -1, -1, 2)
     )
     blind = torch.tensor([[[0, 1, 2], [0, 0, 1]]])
-    errors, counts = open_loop_errors(OpenLoop(real, predicted, blind))
+    errors, counts = open_loop_errors(OpenLoop(real, real, predicted, blind))
     assert counts.tolist() == [[3.0, 2.0, 1.0]]
     torch.testing.assert_close(errors, torch.tensor([[35.0 / 3, 53.0 / 2, 9.0]]))
 
 
-def test_a_video_shows_real_predicted_and_difference_side_by_side(tmp_path: Path) -> None:
+def test_a_video_shows_real_reconstructed_predicted_and_difference_side_by_side(
+    tmp_path: Path,
+) -> None:
     real = np.zeros((2, 3, 1, 4, 5))
-    predicted = real.copy()
+    reconstructed, predicted = np.full_like(real, 0.2), real.copy()
     predicted[0, 1] = 0.5
     predicted[1, 2] = 1.0
-    frames = video_frames(real, predicted)
-    assert [frame.shape for frame in frames] == [(8, 15, 3)] * 3
-    assert (frames[0][:, :10] == 0).all()
-    assert (frames[0][:, 10:] == 128).all()
-    assert (frames[2][4:, 5:] == 255).all()
+    frames = video_frames(real, reconstructed, predicted)
+    assert [frame.shape for frame in frames] == [(8, 20, 3)] * 3
+    assert (frames[0][:, :5] == 0).all()
+    assert (frames[0][:, 5:10] == 51).all()
+    assert (frames[0][:, 10:15] == 0).all()
+    assert (frames[0][:, 15:] == 128).all()
+    assert (frames[2][4:, 10:] == 255).all()
     for channels in (2, 3, 12):
         many = np.random.default_rng(0).random((1, 2, channels, 4, 5))
-        assert video_frames(many, many)[0].shape == (4, 15, 3)
+        assert video_frames(many, many, many)[0].shape == (4, 20, 3)
     assert write_gif(tmp_path / "videos" / "a.gif", frames)
     from PIL import Image
 
     with Image.open(tmp_path / "videos" / "a.gif") as found:
-        assert found.size == (15, 8)
+        assert found.size == (20, 8)
         assert getattr(found, "n_frames", 1) == 3
 
 

@@ -30,6 +30,7 @@ FEW_SEEDS = 5
 HIDDEN_METRICS = frozenset({"gradient_steps", "rollout/episodes", "time/elapsed_seconds"})
 HEALTH_KINDS = {"model": "fit of the model", "imagined": "imagined roll-outs"}
 NOTHING = "-"
+MODEL_PARTS = "world model (real, reconstructed, predicted without looking, prediction less real), "
 MEDIA = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
 
 
@@ -230,7 +231,7 @@ def _film(method: Method, *, of_model: bool) -> Film | None:
                 data = base64.b64encode(file.read(MOST_VIDEO_BYTES)).decode()
             return Film(
                 method=method,
-                name=f"{'world model, ' if of_model else ''}seed {run.seed}, {path.name}",
+                name=f"{MODEL_PARTS if of_model else ''}seed {run.seed}, {path.name}",
                 is_video=media.startswith("video"),
                 source=f"data:{media};base64,{data}",
             )

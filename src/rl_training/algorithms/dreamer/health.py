@@ -22,6 +22,8 @@ class OpenLoop:
 
     real: Tensor
     """In the units that the model predicts, `[S, B, T, ...]`."""
+    reconstructed: Tensor
+    """The same, with every observation seen."""
     predicted: Tensor
     """The same; reconstructed while it looks, imagined afterwards."""
     blind: Tensor
@@ -50,6 +52,7 @@ def open_loop(
     state = model.rssm.initial(seeds, rows, embedding.device)
     if batch.start is not None:
         state = model.rssm.state_of(batch.start)
+    sighted = model.rssm.observe(embedding, action, batch.is_first, noise, state).state
     count = torch.zeros(seeds, rows, dtype=torch.int64, device=embedding.device)
     features, blind = [], []
     for step in range(steps):
@@ -64,9 +67,12 @@ def open_loop(
         count = torch.where(looks, torch.zeros_like(count), count + 1)
         features.append(state.features)
         blind.append(count)
-    predicted = model.decoder(torch.stack(features, 2).flatten(1, 2))
     real = model.decoder.target(batch.obs)
-    return OpenLoop(real, predicted.view(real.shape), torch.stack(blind, 2))
+    reconstructed, predicted = (
+        model.decoder(each.flatten(1, 2)).view(real.shape)
+        for each in (sighted.features, torch.stack(features, 2))
+    )
+    return OpenLoop(real, reconstructed, predicted, torch.stack(blind, 2))
 
 
 def open_loop_errors(found: OpenLoop) -> tuple[Tensor, Tensor]:

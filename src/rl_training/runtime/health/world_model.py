@@ -73,12 +73,12 @@ class WorldModelHealth(LoopPhase):
         if not self._can_draw:
             return
         for index, folder in enumerate(self.session.folders):
-            real, predicted = (
+            parts = [
                 part[index, :SHOWN].clamp(0, 1).cpu().numpy()
-                for part in (found.real, found.predicted)
-            )
+                for part in (found.real, found.reconstructed, found.predicted)
+            ]
             path = folder / "videos" / f"model_step_{self.session.step}.gif"
-            self._can_draw = write_gif(path, video_frames(real, predicted))
+            self._can_draw = write_gif(path, video_frames(*parts))
             if not self._can_draw:
                 self.session.say(
                     "no videos of the world model: Pillow is not installed; run: "
@@ -87,19 +87,21 @@ class WorldModelHealth(LoopPhase):
                 return
 
 
-def video_frames(real: Image, predicted: Image) -> list[Image]:
-    """Put real, predicted and difference side by side, and sequences below each other.
+def video_frames(real: Image, reconstructed: Image, predicted: Image) -> list[Image]:
+    """Put real, reconstructed, predicted and difference side by side, sequences below each other.
 
     Args:
         real: `[B, T, C, H, W]` in [0, 1].
-        predicted: The same.
+        reconstructed: The same as the model sees it.
+        predicted: The same as it expects it without looking.
 
     Returns:
-        A picture `[B H, 3 W, 3]`, uint8, for each of T steps; grey is no difference.
+        A picture `[B H, 4 W, 3]`, uint8, for each of T steps; in the last part, what is predicted
+        less what is real, grey is no difference.
     """
     difference = (predicted - real + 1) / 2
-    parts = [_coloured(part) for part in (real, predicted, difference)]
-    wide = np.concatenate(parts, -2)  # [B, T, H, 3 W, 3]
+    parts = [_coloured(part) for part in (real, reconstructed, predicted, difference)]
+    wide = np.concatenate(parts, -2)  # [B, T, H, 4 W, 3]
     pictures = np.rint(255 * wide).astype(np.uint8)
     return [np.concatenate(list(pictures[:, step]), 0) for step in range(wide.shape[1])]
 
