@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.datasets import toy_data
 from helpers.watching import rows_asked
-from rl_training.algorithms.cql import CQL, cql_loss
+from rl_training.algorithms.cql import CQL, SPEC, cql_loss
 from rl_training.algorithms.sac import SAC
+from rl_training.algorithms.sources import replay_settings
 from rl_training.data.batch import TransitionBatch
-from rl_training.errors import ConfigError
+from rl_training.envs.factory import probe_env
+from rl_training.errors import ConfigError, DataError
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.actor_with_critics import tanh_gaussian_log_prob, tanh_gaussian_sample
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.rng import Rng
+from rl_training.runtime.replay import load_buffer, make_replay
 
 OBS, ACT, B = 3, 2, 16
 
@@ -309,3 +316,114 @@ def test_the_loss_helper_weighs_by_the_learned_multiplier_and_leaves_it_alone() 
     excess = 2 * (metrics["cql_penalty"] - 2.0)  # summed over two critics
     torch.testing.assert_close(metrics["critic_loss"], metrics["td_loss"] + 3.0 * excess)
     assert learner.log_multiplier.item() == pytest.approx(math.log(3.0))
+
+
+# With calibrated, that is Cal-QL
+
+
+def with_returns(batch: TransitionBatch, returns: float | Tensor) -> TransitionBatch:
+    return replace(batch, return_to_go=torch.as_tensor(returns).expand_as(batch.reward).clone())
+
+
+def test_a_bound_below_everything_is_cql_bit_by_bit() -> None:
+    plain, bounded = make_learner((0, 1)), make_learner((0, 1), calibrated=True)
+    for _ in range(3):
+        first = plain.update(make_batch((0, 1)))
+        second = bounded.update(with_returns(make_batch((0, 1)), -1e30))
+        for name, value in first.metrics.tensors.items():
+            assert torch.equal(value, second.metrics.tensors[name]), name
+    for one, other in zip(plain.model.parameters(), bounded.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_calibrated_penalty_by_loops() -> None:
+    """Every term of every state by itself: uniform actions as they are, others no lower than G."""
+    learner = make_learner(num_cql_samples=3, calibrated=True)
+    batch = with_returns(make_batch(), Rng((7,), "returns").normal(B) * 0.3)
+    assert batch.return_to_go is not None
+    with torch.no_grad():
+        counter = learner.rng.counter.clone()
+        actions, log_density = learner.proposals(batch)
+        learner.rng.counter.copy_(counter)
+        penalty = penalty_of(learner, batch)
+        data = learner.model.q_values(batch.obs, batch.action)
+    expected, raised = [0.0, 0.0], 0
+    for member in range(2):
+        for state in range(B):
+            total = 0.0
+            for index in range(9):
+                q = learner.model.q_values(
+                    batch.obs[:, state : state + 1], actions[:, state, index : index + 1]
+                )[0, member, 0].item()
+                bound = batch.return_to_go[0, state].item()
+                raised += index >= 3 and q < bound
+                value = max(q, bound) if index >= 3 else q
+                total += math.exp(value - log_density[0, state, index].item())
+            expected[member] += (math.log(total) - data[0, member, state].item()) / B
+    assert 0 < raised < 2 * 6 * B
+    torch.testing.assert_close(penalty[0], torch.tensor(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_above_every_value_only_uniform_actions_are_pushed_down() -> None:
+    """At the bound no gradient flows, so none reaches Q of the policy's actions."""
+    learner = make_learner(num_cql_samples=4, calibrated=True)
+    q = torch.zeros(1, 2, B, 12, requires_grad=True)
+    bounded = learner.bounded(q, with_returns(make_batch(), 5.0))
+    assert (bounded[..., 4:] == 5).all()
+    (gradient,) = torch.autograd.grad(bounded.sum(), q)
+    assert (gradient[..., :4] == 1).all()
+    assert (gradient[..., 4:] == 0).all()
+
+
+def test_calibrated_critics_do_not_sink_below_the_returns_of_the_data() -> None:
+    """The same updates with a large weight: CQL sinks far below, Cal-QL stays near the bound."""
+    reached = []
+    for calibrated in (False, True):
+        learner = make_learner(cql_alpha=50.0, learning_rate=0.01, calibrated=calibrated)
+        batch = with_returns(make_batch(terminated=True), 0.5)
+        for _ in range(150):
+            learner.update(batch)
+        with torch.no_grad():
+            actions, _ = learner.several_actions(batch.obs)
+            reached.append(learner.q_of_several(batch.obs, actions).mean().item())
+    assert reached[0] < -2.0
+    assert reached[1] > reached[0] + 1.0
+
+
+def test_a_calibrated_learner_refuses_a_batch_without_returns() -> None:
+    with pytest.raises(DataError, match="no returns_to_go, which cql needs with calibrated"):
+        make_learner(calibrated=True).update(make_batch())
+
+
+def test_a_mapping_may_hold_returns() -> None:
+    batch = with_returns(make_batch(), 0.5)
+    names = {"obs": "obs", "actions": "action", "rewards": "reward", "next_obs": "next_obs"}
+    names |= {"discounts": "discount", "returns_to_go": "return_to_go"}
+    mapping = {key: getattr(batch, field)[0] for key, field in names.items()}
+    one, two = make_learner(calibrated=True), make_learner(calibrated=True)
+    assert dict(one.update(mapping).metrics) == dict(two.update(batch).metrics)
+
+
+def test_shuffled_rows_have_no_returns(tmp_path: Path) -> None:
+    env = probe_env("Pendulum-v1")
+    data = toy_data(task=env)
+    order = np.random.default_rng(0).permutation(len(data))
+    path = tmp_path / "shuffled.npz"
+    columns: dict[str, Any] = {name: column[order] for name, column in data.columns()}
+    np.savez(path, **columns)
+    refused = "return-to-go of each transition needs whole episodes"
+    given: dict[str, Any] = {"calibrated": True, "dataset_path": str(path)}
+    settings = SPEC.config_class(**given)
+    learner = SPEC.build(env, settings, (0,))
+    with pytest.raises(DataError, match=refused):
+        load_buffer(learner, env)
+    online = replay_settings(SPEC.config_class(**(given | {"online": {}})))
+    assert online is not None
+    with pytest.raises(DataError, match=refused):
+        make_replay(online, env, 1, learner)
+
+
+@pytest.mark.parametrize("name", ["cal_ql", "calql", "Cal-QL"])
+def test_its_name_leads_to_the_setting(name: str) -> None:
+    with pytest.raises(ConfigError, match="use algo cql with algo_kwargs"):
+        get_algorithm_spec(name)

@@ -199,6 +199,11 @@ class Learner(Stateful, Generic[BatchT]):
         """
         return 0
 
+    @property
+    def needs_return_to_go(self) -> bool:
+        """Whether batches of a dataset, and of experience beside one, hold returns-to-go."""
+        return False
+
     def see_task(self, env: EnvSpec, env_kwargs: Mapping[str, Any], may_import: bool) -> None:
         """Take what is known of the task but shapes; `may_import` lets it import named modules."""
 

@@ -12,6 +12,13 @@ Deviations: the policy runs once per state for all of its samples; the actor fol
     first); the multiplier starts at `cql_alpha` (theirs: at 1, times a fixed weight); target
     critics start as copies (theirs: with weights of their own); no clipping of the policy's mean
     while cloning; initial weights are PyTorch's, two hidden layers by default (theirs: three).
+
+`calibrated` gives Cal-QL (Nakamoto et al., 2023, arXiv:2303.05479): Q of the policy's actions is
+pushed down to the return-to-go of the data at most, so that the critics are on the scale of true
+values when a run goes on online.  Deviations: after a truncation the episode's mean reward is taken
+to go on for ever, which is the authors' rule for episodes of a sparse task that never succeed;
+online, rows of episodes in progress have no bound yet, where the authors learn from an episode when
+it is over.
 """
 
 from __future__ import annotations
@@ -29,6 +36,7 @@ from rl_training.algorithms.sac import SAC, SACConfig, sac_loss, sac_networks
 from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
+from rl_training.errors import DataError
 from rl_training.models.actor_with_critics import (
     MLPSACModel,
     tanh_gaussian_log_prob,
@@ -56,6 +64,9 @@ class CQLConfig(SACConfig):
     cql_target_gap: PositiveFloat | None = None
     """Gap that a learned multiplier holds the penalty at (Eq. 30); null keeps `cql_alpha` fixed.
     The authors' threshold of 5 is on the penalty times their weight of 5, so it is a gap of 1."""
+    calibrated: bool = False
+    """Push no value of the policy's actions below the return-to-go of the data: Cal-QL, for runs
+    that go on online; the rows must be in time order."""
     backup: Literal["deterministic", "entropy", "max"] = "deterministic"
     """Target: min Q, min Q with the entropy term of SAC, or the largest of several actions."""
     bc_warmup_updates: NonNegativeInt = 0
@@ -141,10 +152,36 @@ class CQL(SAC):
         with torch.no_grad():
             actions, log_density = self.proposals(batch)  # [S, B, 3n, A], [S, B, 3n]
         temperature = self.config.cql_temperature
-        q = self.q_of_several(batch.obs, actions)  # [S, N, B, 3n]
+        q = self.bounded(self.q_of_several(batch.obs, actions), batch)  # [S, N, B, 3n]
         weighted = (q - log_density.unsqueeze(1)) / temperature
         pushed_down = temperature * torch.logsumexp(weighted, -1)
         return (pushed_down - data_q).mean(-1)
+
+    @property
+    def needs_return_to_go(self) -> bool:
+        """Whether the penalty is bounded by it."""
+        return self.config.calibrated
+
+    def bounded(self, q: Tensor, batch: TransitionBatch) -> Tensor:
+        """Return Q of the proposed actions `[S, N, B, 3n]`, bounded below where `calibrated`.
+
+        max(Q(s, a), G) with the return-to-go G for the policy's actions (Eq. 5 of
+        arXiv:2303.05479), which come after n uniform ones; at the bound no gradient flows.
+
+        Raises:
+            DataError: When there must be returns-to-go, and the batch has none.
+        """
+        if not self.config.calibrated:
+            return q
+        if batch.return_to_go is None:
+            raise DataError(
+                "the batch has no returns_to_go, which cql needs with calibrated: give the "
+                "discounted rewards to the end of each row's episode, or draw from "
+                "DatasetBuffer(dataset, returns_to_go=True)"
+            )
+        samples = self.config.num_cql_samples
+        bound = batch.return_to_go[:, None, :, None]  # [S, 1, B, 1]
+        return torch.cat((q[..., :samples], torch.maximum(q[..., samples:], bound)), -1)
 
     def proposals(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """Draw actions for every state and return them with the log density each was drawn by."""

@@ -35,6 +35,9 @@ class TransitionBatch:
     """What the data did at `next_obs`, for learners that set `needs_next_action`."""
     next_action_mask: Tensor | None = None
     """1 where the data records that action, else 0, `[S, B]`; None means everywhere."""
+    return_to_go: Tensor | None = None
+    """Discounted rewards from here to the end of the episode, `[S, B]`, for learners with
+    `needs_return_to_go`; very low where they are not known yet."""
 
     @classmethod
     def from_mapping(
@@ -45,7 +48,7 @@ class TransitionBatch:
         Args:
             batch: `obs, actions, rewards, next_obs` and either `dones` (true where the episode
                 *terminated*; time limits are not ends) or `discounts`; optionally `weights, index,
-                next_actions, next_action_mask`.
+                next_actions, next_action_mask, returns_to_go`.
             gamma: Discount used with `dones`.
             num_seeds: S.
 
@@ -61,6 +64,7 @@ class TransitionBatch:
         fields = {"obs": "obs", "actions": "action", "rewards": "reward", "next_obs": "next_obs"}
         fields |= {"discounts": "discount", "weights": "weight", "index": "index"}
         fields |= {"next_actions": "next_action", "next_action_mask": "next_action_mask"}
+        fields |= {"returns_to_go": "return_to_go"}
         needed = {"obs", "actions", "rewards", "next_obs"}
         values = _with_seed_axis(values, "batch", needed, fields.keys() - needed, "B", num_seeds)
         return cls(**{fields[name]: tensor for name, tensor in values.items()})

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from rl_training.algorithms.spec import AlgorithmSpec
 
 ENTRY_POINTS = "rl_training.algorithms"
+SETTINGS = {"calql": "use algo cql with algo_kwargs.calibrated true"}
+"""Methods that others have by name and this package as a setting, without - and _."""
 _FOLDER = Path(__file__).resolve().parent.parent / "algorithms"
 
 
@@ -88,6 +90,9 @@ def get_algorithm_spec(name: str) -> AlgorithmSpec:
                 f"{name.partition(':')[0]} first in Python"
             )
         return _spec_in(module, name)
+    setting = SETTINGS.get(name.lower().replace("-", "").replace("_", ""))
+    if setting is not None:
+        raise ConfigError(f"algo {name!r} is a setting here: {setting}")
     known = (*algorithm_names(), *installed_plugins())
     raise ConfigError(f"algo {name!r} is not an algorithm{suggest(name, known)}")
 

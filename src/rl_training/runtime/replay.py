@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psutil
@@ -71,7 +71,7 @@ def make_replay(
         # Rows that are added one by one have no next action when they are stored.
         assert not learner.needs_next_action, "needs_next_action is for offline methods alone"
         kind = MixedPrioritizedReplayBuffer if config.prioritized else MixedReplayBuffer
-        rows = open_prior(config, spec, learner.device) if prior is None else prior
+        rows = open_prior(config, spec, learner) if prior is None else prior
         extra["prior"] = dataset_buffer(rows, learner, n_step=config.n_step)
         if config.offline_batch_ratio == "union":
             kind = UnionReplayBuffer
@@ -175,15 +175,25 @@ def require_free(
         )
 
 
-def open_prior(config: PriorSettings, spec: EnvSpec, device: torch.device) -> DatasetView:
-    """Open the prior data that the settings name, which must fit onto the device.
+def open_prior(config: PriorSettings, spec: EnvSpec, learner: AnyLearner) -> DatasetView:
+    """Open the prior data that the settings name, which must fit onto the learner's device.
 
     Raises:
         ConfigError: When it does not.
     """
     view = open_configured(config, spec, room=_free_bytes(torch.device("cpu")))
-    require_free(_device_bytes(view), f"the dataset {view.name}", device)
+    _require_order(view, learner)
+    needed = _device_bytes(view, _more_columns(learner))
+    require_free(needed, f"the dataset {view.name}", learner.device)
     return view
+
+
+def _require_order(view: DatasetView, learner: AnyLearner) -> None:
+    """Refuse rows out of time order where a learner looks beyond single ones."""
+    if learner.needs_next_action:
+        view.require_episodes("the next action of each transition")
+    if learner.needs_return_to_go:
+        view.require_episodes("the return-to-go of each transition")
 
 
 def load_buffer(learner: AnyLearner, spec: EnvSpec) -> tuple[DatasetBuffer, tuple[str, ...]]:
@@ -192,11 +202,9 @@ def load_buffer(learner: AnyLearner, spec: EnvSpec) -> tuple[DatasetBuffer, tupl
         return _expert_buffer(learner.config, learner, spec)
     settings = learner.part(OfflineSettings)
     view = open_configured(settings, spec, room=_free_bytes(torch.device("cpu")))
-    if learner.needs_next_action:
-        view.require_episodes("the next action of each transition")
-    mapped = stays_on_disk(
-        settings.dataset_storage, view, learner.device, next_actions=learner.needs_next_action
-    )
+    _require_order(view, learner)
+    more = _more_columns(learner)
+    mapped = stays_on_disk(settings.dataset_storage, view, learner.device, more)
     buffer = dataset_buffer(view, learner, n_step=settings.n_step, mapped=mapped)
     said = f"the dataset stays on disk: {view.name} is read batch by batch"
     return buffer, (*view.notes, said) if mapped else view.notes
@@ -214,9 +222,9 @@ def _expert_buffer(
 
 
 def stays_on_disk(
-    storage: DatasetStorage, view: DatasetView, device: torch.device, *, next_actions: bool = False
+    storage: DatasetStorage, view: DatasetView, device: torch.device, more: Sequence[str] = ()
 ) -> bool:
-    """Decide whether the rows of a dataset stay on disk, where batches may hold next actions.
+    """Decide whether the rows of a dataset stay on disk, where batches hold `more` columns.
 
     Raises:
         ConfigError: When they fit nowhere, or are to be mapped and cannot be.
@@ -227,7 +235,7 @@ def stays_on_disk(
             f"(observations, next observations and actions in .npy files, as float32 or uint8); "
             f"{CONVERT}"
         )
-    needed = _device_bytes(view, next_actions=next_actions)
+    needed = _device_bytes(view, more)
     if storage == "auto" and view.is_mapped:
         return needed > DEVICE_SHARE * _free_bytes(device)
     if storage != "mapped":
@@ -236,10 +244,14 @@ def stays_on_disk(
     return storage == "mapped"
 
 
-def _device_bytes(rows: RowSource, *, next_actions: bool = False) -> int:
+def _more_columns(learner: AnyLearner) -> list[str]:
+    """Return the columns that what a learner asks for beside single rows is as large as."""
+    return ["actions"] * learner.needs_next_action + ["rewards"] * learner.needs_return_to_go
+
+
+def _device_bytes(rows: RowSource, more: Sequence[str] = ()) -> int:
     """Return the memory that rows take on a device, where flags are float32."""
-    names = (*COLUMNS, "actions") if next_actions else COLUMNS
-    row_bytes = [max(rows.kind(name).row_bytes, 4) for name in names]
+    row_bytes = [max(rows.kind(name).row_bytes, 4) for name in (*COLUMNS, *more)]
     return len(rows) * sum(row_bytes)
 
 
@@ -255,5 +267,6 @@ def dataset_buffer(
         gamma=gamma,
         n_step=n_step,
         next_actions=learner.needs_next_action,
+        returns_to_go=learner.needs_return_to_go,
         device=device,
     )

@@ -132,6 +132,11 @@ def continues_online(algo: str) -> bool:
 
 
 OWN_WAYS: dict[str, list[dict[str, Any]]] = {
+    "cql": [
+        {"calibrated": True, "n_step": 3},
+        {"calibrated": True, "online": {"buffer_capacity": 400}},
+        {"calibrated": True, "online": {"buffer_capacity": 400, "offline_batch_ratio": "union"}},
+    ],
     "gail": [
         {"gradient_penalty": 10.0, "spectral_norm": True, "label_smoothing": 0.1},
         {"absorbing_states": True, "normalize_reward": True, "discriminator_rollouts": 3},

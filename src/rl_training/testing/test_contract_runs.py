@@ -65,6 +65,14 @@ OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "absorbing": {"algo_kwargs": {"absorbing_states": True, "normalize_reward": True}},
         "warm start": {"algo_kwargs": {"bc_warmup_updates": 5, "normalize_obs": True}},
     },
+    "cql": {
+        "calibrated": {"algo_kwargs": {"calibrated": True, "n_step": 3}},
+        "calibrated online": {
+            "algo_kwargs": {"calibrated": True, "online": ONLINE},
+            "num_envs": 2,
+            "seeds": [4, 9],
+        },
+    },
     "bc": {"squared error": {"task": "Pendulum-v1", "algo_kwargs": {"loss": "mse"}}},
 }
 

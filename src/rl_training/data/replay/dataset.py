@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rl_training.data.datasets.blank import UNCOUNTED, BlankRows, DatasetShape
 from rl_training.data.datasets.blocks import Index, RowSource, blocks
+from rl_training.data.replay.returns import dataset_returns
 from rl_training.data.replay.storage import Array, Fields, ReplayBuffer
 from rl_training.errors import CheckpointError
 from rl_training.rng import Rng
@@ -27,6 +28,7 @@ FIELDS = {
     "continues": "terminations",
     "truncated": "truncations",
     "next_action": "actions",
+    "return_to_go": "rewards",
 }
 """Columns that the fields of a batch are made of."""
 
@@ -56,6 +58,7 @@ class DatasetBuffer(ReplayBuffer):
         gamma: float = 0.99,
         n_step: int = 1,
         next_actions: bool = False,
+        returns_to_go: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         """Copy the rows to the device.
@@ -67,11 +70,18 @@ class DatasetBuffer(ReplayBuffer):
             n_step: Rewards summed before the bootstrap.
             next_actions: Put the action that follows a transition into the batch; the rows must be
                 in time order.
+            returns_to_go: Put the discounted rewards to the end of the episode into the batch; the
+                rows must be in time order.
             device: Where the rows live and batches are made.
         """
         self._keeps_next_actions = next_actions
         if next_actions:
             self._successor_fields = ("next_obs", "next_action", "continues", "truncated")
+        self.keeps_returns = returns_to_go
+        if returns_to_go:
+            self._own_fields = ("obs", "action", "return_to_go")
+            blank = isinstance(dataset, BlankRows)
+            self._returns = np.zeros(len(dataset)) if blank else dataset_returns(dataset, gamma)
         assert dataset.learner_units, "map the dataset's actions to learner units first"
         obs, action = dataset.kind("observations"), dataset.kind("actions")
         super().__init__(
@@ -115,10 +125,18 @@ class DatasetBuffer(ReplayBuffer):
         obs: tuple[tuple[int, ...], torch.dtype],
         action: tuple[tuple[int, ...], torch.dtype],
     ) -> Fields:
-        """Return what a row holds; the next action too, so that a batch is still one gather."""
-        fields = super()._fields(obs, action)
+        """Return what a row holds; what follows it too, so that a batch is still one gather."""
+        fields = dict(super()._fields(obs, action))
         # First: the scalars must stay the table's last columns.
-        return {"next_action": action, **fields} if self._keeps_next_actions else fields
+        if self._keeps_next_actions:
+            fields = {"next_action": action, **fields}
+        return {"return_to_go": ((), torch.float32), **fields} if self.keeps_returns else fields
+
+    def _return_to_go(self, table: Tensor, flat: Tensor) -> dict[str, Tensor]:
+        """Return what came of a row in the data."""
+        if not self.keeps_returns:
+            return {}
+        return {"return_to_go": self._field("return_to_go", table, flat)}
 
     def _next_action(self, table: Tensor, flat: Tensor) -> dict[str, Tensor]:
         """Return the action of the row after, and whether that row is of the same episode."""
@@ -135,8 +153,14 @@ class DatasetBuffer(ReplayBuffer):
             return
         for field, rows in self.rows.items():
             for block in blocks(len(dataset), dataset.kind(FIELDS[field]).row_bytes):
-                values = np.array(read_field(dataset, field, block))
+                values = np.array(self._read(dataset, field, block))
                 rows[0, block].copy_(torch.from_numpy(values))
+
+    def _read(self, dataset: RowSource, field: str, rows: Index) -> Array:
+        """Return rows of a field, the one that was computed here among them."""
+        if field == "return_to_go":
+            return self._returns[rows]
+        return read_field(dataset, field, rows)
 
     def draw_rows(self, rng: Rng, batch_size: int) -> Tensor:
         """Draw a source by weight and a row of it uniformly, with replacement."""

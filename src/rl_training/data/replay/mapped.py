@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.datasets.blocks import RowSource
-from rl_training.data.replay.dataset import DatasetBuffer, read_field
+from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.rng import Rng
 
 AHEAD = 2
@@ -53,6 +53,7 @@ class MappedBuffer(DatasetBuffer):
         gamma: float = 0.99,
         n_step: int = 1,
         next_actions: bool = False,
+        returns_to_go: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         """Open the dataset; arguments as of `DatasetBuffer`."""
@@ -64,6 +65,7 @@ class MappedBuffer(DatasetBuffer):
             gamma=gamma,
             n_step=n_step,
             next_actions=next_actions,
+            returns_to_go=returns_to_go,
             device="cpu",
         )
         self._ahead = Rng(seeds, "replay")
@@ -106,7 +108,7 @@ class MappedBuffer(DatasetBuffer):
         return send(self.gather(rows.expand(self.num_seeds, -1)), self.batch_device)
 
     def _observations(self, rows: slice) -> Tensor:
-        values = np.array(read_field(self.dataset, "obs", rows))
+        values = np.array(self._read(self.dataset, "obs", rows))
         return torch.from_numpy(values).unsqueeze(0).to(self.batch_device)
 
     def _table_rows(self, flat: Tensor, fields: Sequence[str]) -> Tensor:
@@ -115,17 +117,17 @@ class MappedBuffer(DatasetBuffer):
         for field in fields:
             if field in self._columns:
                 place = array[:, self._columns[field]]
-                place[...] = read_field(self.dataset, field, rows).reshape(place.shape)
+                place[...] = self._read(self.dataset, field, rows).reshape(place.shape)
         return table
 
     def _scalar_rows(self, flat: Tensor) -> Tensor:
         rows = flat.numpy()
         fields = ("reward", "continues", "truncated")
-        columns = [read_field(self.dataset, field, rows) for field in fields]
+        columns = [self._read(self.dataset, field, rows) for field in fields]
         return torch.from_numpy(np.stack(columns, axis=1).astype(np.float32, copy=False))
 
     def _loose_rows(self, name: str, flat: Tensor) -> Tensor:
-        return torch.from_numpy(read_field(self.dataset, name, flat.numpy()))
+        return torch.from_numpy(self._read(self.dataset, name, flat.numpy()))
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         """Restore the sampling; what was read ahead is forgotten."""

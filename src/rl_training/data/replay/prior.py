@@ -10,7 +10,7 @@ Shapes: S seeds, B batch, n environments per seed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from torch import Tensor
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.data.replay.prioritized import PrioritizedReplayBuffer
-from rl_training.data.replay.storage import ReplayBuffer
+from rl_training.data.replay.returns import EpisodeReturns
+from rl_training.data.replay.storage import ReplayBuffer, StepArrays
 
 
 class Mixed(ReplayBuffer):
@@ -76,8 +77,11 @@ class Mixed(ReplayBuffer):
 class WithPrior(Mixed):
     """Part of a buffer: rows are the run's own, and batches are completed from `prior`.
 
-    A checkpoint holds the own rows, and of the dataset its digest.
+    A checkpoint holds the own rows, and of the dataset its digest.  Where batches of the dataset
+    hold returns-to-go, those of own rows become known as their episodes end.
     """
+
+    read_only = (*Mixed.read_only, "episode_returns")
 
     def __init__(self, *arguments: Any, prior: DatasetBuffer, prior_ratio: float, **options: Any):
         """Allocate the storage.
@@ -93,6 +97,25 @@ class WithPrior(Mixed):
         self.prior = prior
         # New rewards on the scale of the dataset's, whose factor may have been found in the data.
         self.reward_scale, self.reward_shift = prior.reward_scale, prior.reward_shift
+        self.episode_returns: EpisodeReturns | None = None
+        if prior.keeps_returns:
+            sizes = self.num_seeds, self.capacity, self.num_envs
+            self.episode_returns = EpisodeReturns(*sizes, self.gamma, self.device)
+            self.stores_by_graph = False
+
+    def add_step(self, step: StepArrays, store: Callable[[], None] | None = None) -> None:
+        """Store one step of all environments, and what is known of returns by it."""
+        start = self.inserted.value % self.capacity
+        super().add_step(step, store)
+        if self.episode_returns is not None:
+            ends = step.terminated, step.truncated
+            self.episode_returns.add(start, self.rows["reward"], *ends)
+
+    def _return_to_go(self, table: Tensor, flat: Tensor) -> dict[str, Tensor]:
+        if self.episode_returns is None:
+            return {}
+        values = self.episode_returns.values.flatten().index_select(0, flat)
+        return {"return_to_go": values.view(table.shape[:2])}
 
     def prior_rows(self, batch_size: int) -> int:
         """Return how many rows of a batch come from the dataset."""
@@ -100,11 +123,16 @@ class WithPrior(Mixed):
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the rows."""
-        return super().state_dict() | {"prior_digest": self.prior.digest}
+        state = super().state_dict() | {"prior_digest": self.prior.digest}
+        if self.episode_returns is not None:
+            state["episode_returns"] = self.episode_returns.state_dict()
+        return state
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.prior.require_digest(state["prior_digest"])
         super()._restore(state)
+        if self.episode_returns is not None:
+            self.episode_returns.load_state_dict(state["episode_returns"])
 
 
 class MixedReplayBuffer(WithPrior):
@@ -146,6 +174,11 @@ class MixedPrioritizedReplayBuffer(WithPrior, PrioritizedReplayBuffer):
 FIELDS = ("obs", "action", "reward", "next_obs", "discount", "index")
 
 
+def _fields_of(batch: TransitionBatch) -> tuple[str, ...]:
+    """Return the names of what batches of both buffers hold, but importance weights."""
+    return FIELDS if batch.return_to_go is None else (*FIELDS, "return_to_go")
+
+
 def _chosen(mask: Tensor, first: TransitionBatch, second: TransitionBatch) -> TransitionBatch:
     """Take each row from the first batch where `mask` `[S, B]` holds, else from the second."""
 
@@ -153,7 +186,7 @@ def _chosen(mask: Tensor, first: TransitionBatch, second: TransitionBatch) -> Tr
         left, right = getattr(first, name), getattr(second, name)
         return torch.where(mask.view(*mask.shape, *[1] * (left.ndim - 2)), left, right)
 
-    return TransitionBatch(**{name: pick(name) for name in FIELDS})
+    return TransitionBatch(**{name: pick(name) for name in _fields_of(first)})
 
 
 def _joined(first: TransitionBatch, second: TransitionBatch) -> TransitionBatch:
@@ -168,5 +201,6 @@ def _joined(first: TransitionBatch, second: TransitionBatch) -> TransitionBatch:
     ]
     weighted = first.weight is not None or second.weight is not None
     return TransitionBatch(
-        **{name: both(name) for name in FIELDS}, weight=torch.cat(weights, 1) if weighted else None
+        **{name: both(name) for name in _fields_of(first)},
+        weight=torch.cat(weights, 1) if weighted else None,
     )

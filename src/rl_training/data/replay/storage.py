@@ -70,8 +70,10 @@ class ReplayBuffer:
     """Of the dataset that batches are drawn from, where there is one."""
     _apart: ClassVar[tuple[str, ...]] = ()
     """Fields that a subclass stores and reads in its own way."""
-    stores_by_graph: ClassVar[bool] = True
+    stores_by_graph: bool = True
     """Whether `store_staged` is all that storing a step takes on the device."""
+    _own_fields: tuple[str, ...] = ("obs", "action")
+    """Fields that an n-step transition takes from its first row."""
     _successor_fields: tuple[str, ...] = ("next_obs",)
     """Fields that an n-step transition takes from its last row."""
     _tracks_newest: ClassVar[bool] = False
@@ -354,7 +356,7 @@ class ReplayBuffer:
     def gather(self, index: Tensor, weight: Tensor | None = None) -> TransitionBatch:
         """Return the transitions at rows `index` `[S, B]`, as n-step ones when asked for."""
         flat = self._flat(index)
-        here = ("obs", "action") if self.n_step > 1 else tuple(self._shapes)
+        here = self._own_fields if self.n_step > 1 else tuple(self._shapes)
         table = self._table_rows(flat, here).view(*index.shape, -1)
         if self.n_step == 1:
             reward = self._field("reward", table, flat)
@@ -373,8 +375,18 @@ class ReplayBuffer:
             discount=discount,
             weight=weight,
             index=index,
+            **self._return_to_go(table, flat),
             **self._next_action(last_table, flat_last),
         )
+
+    def _return_to_go(self, table: Tensor, flat: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        """Return the batch's field of that name, where a learner asked for it.
+
+        Args:
+            table: Of the rows that were drawn, `[S, B, width]`.
+            flat: Their numbers.
+        """
+        return {}
 
     def _next_action(self, table: Tensor, flat: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
         """Return the batch's fields of the next action; only a dataset has them, when asked to.
