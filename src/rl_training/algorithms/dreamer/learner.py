@@ -13,7 +13,8 @@ Deviations, with reasons in docs/algorithms/dreamer.md: beliefs that sequences b
     learning, not from acting; the policy over discrete actions has the paper's uniform share;
     whether the start of an imagined path is terminal is known; reward and value begin with
     improbable far bins; states are float32, products may be bf16; random actions come first;
-    the default size is 12m; observations are an image or a vector, not both.
+    the default size is 12m; observations are an image or a vector, not both; the warm-up begins
+    one step further; a stretch of new steps has one less.
 """
 
 from __future__ import annotations
