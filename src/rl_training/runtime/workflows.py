@@ -235,11 +235,12 @@ def evaluate_agent(
     )
     try:
         returns = evaluator.evaluate(agent.learner, count, agent.step)[0]
+        successes = None if evaluator.successes is None else tuple(evaluator.successes[0])
     finally:
         evaluator.close()
     same = env_id is None or env_id == agent.config.env_id
     scores = agent.config.scores if same else reference_scores(str(env_id))
-    return EvalResult(tuple(returns), agent.step, scores)
+    return EvalResult(tuple(returns), agent.step, scores, successes)
 
 
 def predict_from_checkpoint(
