@@ -248,3 +248,21 @@ def test_one_row_can_be_checked() -> None:
 def test_recorded_data_has_its_known_faults_only(name: str, env_id: str, faults: set[str]) -> None:
     data = load_transition_dataset("npz", path=REAL_DATA / f"{name}.npz")
     assert names(data, probe_env(env_id)) == faults
+
+
+def test_a_recording_that_goes_on_after_a_goal_has_no_short_episodes() -> None:
+    data = toy_data()
+    columns = columns_of(data)
+    inside = int(data.episode_starts[3]) + 5
+    columns["terminations"][inside : inside + 3] = True  # three rows in the goal in a row
+    assert "short_episodes" not in names(rebuilt(columns))
+    columns["next_observations"][inside] += 100.0  # now another episode begins there
+    assert found(rebuilt(columns), "short_episodes").rows == (inside + 1,)
+
+
+def test_a_recorder_with_a_limit_of_its_own_is_believed() -> None:
+    shorter = TOY.model_copy(update={"max_episode_steps": 40})
+    own = rebuilt(columns_of(toy_data()), provenance={"episode_steps": 50})
+    assert "too_long" not in names(own, shorter)
+    nonsense = rebuilt(columns_of(toy_data()), provenance={"episode_steps": "many"})
+    assert "too_long" in names(nonsense, shorter)

@@ -62,6 +62,36 @@ class DrivenCounterEnv(CounterEnv):
         return super().step(0)
 
 
+class GuessingEnv(gym.Env[Any, Any]):
+    """Episodes of `length` steps; by its seed, an episode succeeds or not, as its last info says.
+
+    Args:
+        length: Steps of an episode.
+        key: Name under which infos tell; `none` never do.
+        only_when_true: Say nothing about an episode that fails.
+    """
+
+    def __init__(self, length: int = 3, key: str = "success", only_when_true: bool = False) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.length, self.key, self.only_when_true = length, key, only_when_true
+        self.lucky, self.steps = 0.0, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.lucky, self.steps = float(self.np_random.integers(2)), 0
+        return np.array([self.lucky], np.float32), {}
+
+    def step(self, action: Any) -> StepResult:
+        self.steps += 1
+        ended = self.steps == self.length
+        # Before its end, every episode says the opposite.
+        success = self.lucky if ended else 1.0 - self.lucky
+        silent = self.key == "none" or (self.only_when_true and not success)
+        info = {} if silent else {self.key: np.bool_(success)}
+        return np.array([self.lucky], np.float32), self.lucky, False, ended, info
+
+
 class NoiseEnv(gym.Env[Any, Any]):
     """Deterministic under its own generator, with a state no adapter knows: the replay family."""
 

@@ -166,6 +166,59 @@ def collect(
 
 
 @app.command()
+def make(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="What to make, such as ogbench/cube-single-play-singletask."),
+    ] = None,
+    out_folder: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder for it; left out, datasets/NAME."),
+    ] = None,
+    rows: Annotated[
+        int | None, whole_option(help="Training rows, in whole episodes, not the published number.")
+    ] = None,
+    fraction: Annotated[
+        float | None, typer.Option(help="Share of the published episodes, such as 0.1.")
+    ] = None,
+    seed: Annotated[
+        int | None, whole_option(help="Seed of the episodes; 0 if left out.", min=0)
+    ] = None,
+    jobs: Annotated[
+        int | None, whole_option(help="Processes; as many as there are cores if left out.", min=1)
+    ] = None,
+    validation: Annotated[
+        bool, typer.Option(help="Make the validation split, a tenth, as well.")
+    ] = True,
+    force: ForceOption = False,
+    listed: Annotated[bool, typer.Option("--list", help="List what can be made.")] = False,
+) -> None:
+    """Make a benchmark's dataset here, by its authors' recipe; run again, it goes on."""
+    from rl_training.cli.making import make_dataset, print_recipes
+    from rl_training.errors import DataError
+
+    if listed:
+        print_recipes(out)
+        return
+    if name is None:
+        raise DataError("say what to make; `rl-training data make --list` shows what there is")
+    made = make_dataset(
+        err,
+        name,
+        out=out_folder,
+        rows=rows,
+        fraction=fraction,
+        seed=seed,
+        jobs=jobs,
+        validation=validation,
+        force=force,
+    )
+    for one in made:
+        for key, value in one.items():
+            out.print(f"{key}={value}", markup=False, highlight=False)
+
+
+@app.command()
 def convert(
     source: Annotated[str, typer.Argument(help="File, folder of .npy files, or Minari id.")],
     target: Annotated[

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,19 @@ def _facts(summary: DatasetSummary) -> list[tuple[str, str]]:
     ]
     if summary.normalized_return is not None:
         facts.append(("D4RL score", f"{summary.normalized_return:.1f} (mean return)"))
+    if summary.provenance:
+        facts.append(("made by", _made_by(summary.provenance)))
     return [*facts, ("digest", summary.digest[:16])]
+
+
+_LONG = ("recipe", "digest", "of")
+
+
+def _made_by(provenance: Mapping[str, Any]) -> str:
+    """Say how a dataset was made, in one line; --json has all of it."""
+    plain = {k: v for k, v in provenance.items() if isinstance(v, str | int | float)}
+    words = [f"{name} {value}" for name, value in plain.items() if name not in _LONG]
+    return ", ".join([str(plain.get("recipe", "an unnamed recipe")), *words])
 
 
 def _entry_count(count: int) -> str:

@@ -17,7 +17,7 @@ from rich.text import Text
 from rl_training.cli.styles import BAR, EMPTY, NOTE, STRONG
 from rl_training.data.datasets.scores import SCORE
 from rl_training.experiment.grid import number_text, point_text
-from rl_training.experiment.summary import FinalReturn, GroupSummary, SeedSummary
+from rl_training.experiment.summary import SUCCESS, FinalReturn, GroupSummary, SeedSummary
 from rl_training.runtime.callbacks import Callback, TrainerState
 
 REFRESH_SECONDS = 0.1
@@ -254,7 +254,8 @@ class QuietDisplay(Callback):
         """Print one plain line."""
         mean = state.metrics["eval_return_mean"]
         score = f" {SCORE}={state.metrics[SCORE]:.2f}" if SCORE in state.metrics else ""
-        text = f"step={state.step} eval_return_mean={mean:.2f}{score}"
+        success = f" {SUCCESS}={state.metrics[SUCCESS]:.4f}" if SUCCESS in state.metrics else ""
+        text = f"step={state.step} eval_return_mean={mean:.2f}{score}{success}"
         self.console.print(text, highlight=False)
 
 
@@ -294,6 +295,8 @@ def _evaluation_line(state: TrainerState, returns: Sequence[Sequence[float]]) ->
     )
     if SCORE in state.metrics:
         line.append(f"  score {state.metrics[SCORE]:.1f}")
+    if SUCCESS in state.metrics:
+        line.append(f"  success {state.metrics[SUCCESS]:.0%}")
     return line
 
 
@@ -327,7 +330,7 @@ def print_result(
 def print_metrics(console: Console, metrics: Mapping[str, float]) -> None:
     """Print `name=value` lines; counts without a fraction."""
     for name, value in metrics.items():
-        count = float(value).is_integer() and "return" not in name
+        count = float(value).is_integer() and "return" not in name and name != SUCCESS
         console.print(f"{name}={value:.0f}" if count else f"{name}={value:.4f}", highlight=False)
 
 

@@ -24,6 +24,7 @@ EXTRAS = {
     "mujoco": ("mujoco", "imageio"),
     "box2d": ("Box2D",),
     "atari": ("ale_py",),
+    "ogbench": ("ogbench", "dm_control"),
     "offline": ("minari", "h5py"),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),

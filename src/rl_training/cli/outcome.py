@@ -53,7 +53,7 @@ def print_outcome(result: TrainResult, start: Path) -> None:
     from rl_training.cli.plots import draw_plots
     from rl_training.experiment.config import load_config
     from rl_training.experiment.made_up import made_up_data
-    from rl_training.experiment.summary import SUMMARY_FILE, read_summary
+    from rl_training.experiment.summary import SUCCESS, SUMMARY_FILE, read_summary
 
     def near(path: Path) -> Path:
         return path.relative_to(start) if path.is_relative_to(start) else path
@@ -63,7 +63,9 @@ def print_outcome(result: TrainResult, start: Path) -> None:
     lines = [] if result.stop_reason is None else [f"stop_reason={result.stop_reason}"]
     for member in result.per_seed:
         mean: Any = member.metrics.get("eval_return_mean")
-        lines.append(f"seed_run={near(member.run_dir)} eval_return_mean={mean}")
+        success = member.metrics.get(SUCCESS)
+        more = "" if success is None else f" {SUCCESS}={success:.4f}"
+        lines.append(f"seed_run={near(member.run_dir)} eval_return_mean={mean}{more}")
     if summary is not None:
         lines.append(f"summary={near(result.run_dir / SUMMARY_FILE)}")
     curves = {} if summary is None else summary.curves()

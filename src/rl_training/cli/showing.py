@@ -187,6 +187,7 @@ def _row_facts(row: Row) -> dict[str, Any]:
         "last": facts(row.last),
         "best": facts(row.best),
         "score": facts(row.score),
+        "success": facts(row.success),
         "runs": [str(run.folder) for run in row.method.runs],
     }
 
@@ -200,7 +201,7 @@ def _print_board(task: Task, rows: list[Row], by: str) -> None:
     out.print(f"\n[bold]{escape(task.name)}[/], by {by} return", highlight=False)
     beats = improvements(rows, by)
     others = [kind for kind in KINDS if kind != by]
-    scored = any(row.score is not None for row in rows)
+    some = [name for name in ("score", "success") if any(getattr(row, name) for row in rows)]
     cells = []
     for place, row in enumerate(rows):
         below = beats[place][place + 1] if place + 1 < len(rows) else None
@@ -209,14 +210,13 @@ def _print_board(task: Task, rows: list[Row], by: str) -> None:
                 f"{place + 1}. {escape(row.method.label)}",
                 _cell(row.figure(by), with_interval=True),
                 *(_cell(row.figure(kind)) for kind in others),
-                *([_cell(row.score)] if scored else []),
+                *(_cell(getattr(row, name)) for name in some),
                 str(len(row.method.runs)),
                 f"{row.steps:,}",
                 "" if below is None else f"{below.probability:.2f}",
             )
         )
-    score = ["score"] if scored else []
-    columns = ("method", f"{by} IQM", *others, *score, "seeds", "steps", "beats next")
+    columns = ("method", f"{by} IQM", *others, *some, "seeds", "steps", "beats next")
     print_rows(out, columns, cells)
 
 

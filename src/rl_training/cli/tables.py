@@ -58,7 +58,10 @@ def print_list(console: Console, what: str) -> None:
     else:
         shown = [(r["environment"], r["steps"], _needs(r["extra"])) for r in rows]
         print_rows(console, ("environment", "steps", "needs"), shown, numbers=("steps",))
-        note = ENV_NOTE.format("are there" if _has("ale_py") else "need the extra atari")
+        note = ENV_NOTE.format(
+            "are there" if _has("ale_py") else "need the extra atari",
+            "are there" if _has("ogbench") else "need the extra ogbench",
+        )
     console.print(f"\n{note}", markup=False, highlight=False, soft_wrap=False)
 
 
@@ -75,8 +78,9 @@ PRESET_NOTE = (
     "-s dataset_path=FILE (GAIL: expert_dataset_path), made with rl-training data collect."
 )
 ENV_NOTE = (
-    "ALE/Breakout-v5 and other Atari games {}; module:Class names an environment "
-    "of your own. Ids that Gymnasium keeps for older versions are left out."
+    "ALE/Breakout-v5 and other Atari games {}; cube-single-singletask-v0 and OGBench's other tasks "
+    "{}; module:Class names an environment of your own. Ids that Gymnasium keeps for older "
+    "versions are left out."
 )
 
 

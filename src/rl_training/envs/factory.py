@@ -41,6 +41,7 @@ from gymnasium import spaces
 from rl_training.envs.atari import AtariFrames, AtariLives, AtariOptions, emulator_kwargs
 from rl_training.envs.given import is_given, make_given
 from rl_training.envs.named_modules import import_named
+from rl_training.envs.ogbench import SeededTask, is_ogbench, register_ogbench
 from rl_training.envs.options import (
     PixelOptions,
     WrapperOptions,
@@ -64,7 +65,11 @@ logger = logging.getLogger(__name__)
 register_games()
 register_spaces_only()
 
-_EXTRA_OF_MODULE = {"gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d"}
+_EXTRA_OF_MODULE = {
+    "gymnasium.envs.mujoco": "mujoco",
+    "gymnasium.envs.box2d": "box2d",
+    "ogbench": "ogbench",
+}
 _REFUSED_ARGUMENT = re.compile(
     r"(?:unexpected|multiple values for) (?:keyword )?argument '([^']+)'"
 )
@@ -217,6 +222,8 @@ def _make_own(env_id: str, kwargs: dict[str, Any]) -> AnyEnv:
 def _make_registered(env_id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> AnyEnv:
     if is_atari(env_id):
         register_atari(env_id)
+    if is_ogbench(env_id) and env_id not in gym.registry:
+        register_ogbench(f"environment {env_id}")
     if ":" not in env_id:
         _check_registered(env_id)
 
@@ -232,6 +239,8 @@ def _make_registered(env_id: str, kwargs: dict[str, Any], max_episode_steps: int
     entry_point = gym.registry[env_id.rpartition(":")[2]].entry_point
     with _without_known_warnings(str(entry_point)):
         env: AnyEnv = _construct(env_id, create, entry_point, kwargs)
+        if str(entry_point).startswith("ogbench."):
+            env = SeededTask(env)
     return env
 
 
@@ -334,7 +343,12 @@ def _without_known_warnings(entry_point: str) -> Iterator[None]:
         # SWIG's types as Box2D has them; turned into an error, it would crash the interpreter.
         swig = r"builtin type \w+ has no __module__ attribute"
         warnings.filterwarnings("ignore", message=swig, category=DeprecationWarning)
-        if entry_point.startswith("gymnasium.envs.mujoco") and importlib.util.find_spec("mujoco"):
+        # OGBench loads a viewer, which misses a screen, and rounds the bounds of its actions.
+        warnings.filterwarnings("ignore", module="glfw")
+        if entry_point.startswith("ogbench"):
+            warnings.filterwarnings("ignore", message=r".*precision lowered by casting")
+        simulated = entry_point.startswith(("gymnasium.envs.mujoco", "ogbench"))
+        if simulated and importlib.util.find_spec("mujoco"):
             with _mujoco_warnings_logged():
                 yield
         else:

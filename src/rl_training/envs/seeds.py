@@ -22,7 +22,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from rl_training.envs.backends.kinds import Backend, InParts, Mode, make_backend
+from rl_training.envs.backends.kinds import Backend, InParts, Mode, TellsSuccess, make_backend
 from rl_training.envs.backends.lanes import Task, Transition
 from rl_training.envs.factory import probe_env
 from rl_training.envs.options import learning_reward, with_task_reward
@@ -341,6 +341,13 @@ class SeedVectorEnv:
                     f"environment snapshot: {key} is {part.get(key)!r}, but this run has "
                     f"{value!r}; resume with the {keys} of the run"
                 )
+
+    def successes(self) -> Array | None:
+        """What each environment's last ended episode said about success in its last step, [S, n].
+
+        NaN where it said nothing; None where the environments run in a way that has no infos.
+        """
+        return self.backend.successes() if isinstance(self.backend, TellsSuccess) else None
 
     def close(self) -> None:
         """Close all environments and end their processes; may be called twice."""

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Literal, SupportsFloat, TypeAlias
 
@@ -260,11 +261,22 @@ def _same(left: Any, right: Any) -> bool:
     return bool(np.array_equal(left, right))
 
 
+def success_in(info: object) -> float:
+    """Return what an info says about success, 0 to 1; NaN where it says nothing."""
+    if not isinstance(info, Mapping):
+        return math.nan
+    value = info.get("success", info.get("is_success"))
+    plain = (
+        value.item() if isinstance(value, np.ndarray | np.generic) and value.size == 1 else value
+    )
+    return float(plain) if isinstance(plain, bool | int | float) else math.nan
+
+
 class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
     """Outermost wrapper: snapshot and restore of one environment, and errors that name it.
 
-    Infos are dropped: nothing above reads them, and merging them costs more than a cheap
-    environment's step.
+    Infos are dropped: merging them costs more than a cheap environment's step.  What the last one
+    of an episode says about success is kept.
     """
 
     def __init__(self, env: AnyEnv, env_id: str = "", index: int = 0, seed: int = 0) -> None:
@@ -274,6 +286,8 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         )
         self.family: Family = choose_family(env)
         self.last_obs: Array = np.zeros(0)
+        self.success = math.nan
+        """What the last step of the last episode that ended said; NaN where it said nothing."""
         self._log = ReplayLog(env) if self.family == "replay" else None
         self._obs_shape = env.observation_space.shape
         self._no_info: dict[str, Any] = {}
@@ -307,7 +321,7 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         if self._log is not None:
             self._log.record(action)
         try:
-            obs, reward, terminated, truncated, _ = self.env.step(action)
+            obs, reward, terminated, truncated, info = self.env.step(action)
             # Shared memory would broadcast a smaller observation without a word.
             if obs.shape != self._obs_shape:
                 raise ValueError(f"observation of shape {obs.shape}, not {self._obs_shape}")
@@ -318,6 +332,8 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
                 f"{self.label}: step failed with {described(error)}; the last action was {action!r}"
             ) from error
         self.last_obs = obs
+        if terminated or truncated:
+            self.success = success_in(info)
         return obs, reward, terminated, truncated, self._no_info
 
     def snapshot(self) -> State:

@@ -376,8 +376,10 @@ def _check_env_id(env_id: str) -> None:
     """Refuse a plain id that nobody registered; other forms are tried when the run starts."""
     import gymnasium
 
-    on_request = env_id.startswith("ALE/") or "-singletask-" in env_id  # by an extra
-    if ":" not in env_id and not on_request and env_id not in gymnasium.registry:
+    from rl_training.envs.ogbench import is_ogbench
+
+    elsewhere = ":" in env_id or env_id.startswith("ALE/") or is_ogbench(env_id)
+    if not elsewhere and env_id not in gymnasium.registry:
         raise ConfigError(
             f"env_id {env_id!r} is not a registered environment"
             f"{suggest(env_id, gymnasium.registry)}; `rl-training list envs` shows all, and an own "

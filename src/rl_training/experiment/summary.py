@@ -30,6 +30,8 @@ from rl_training.validation import StrictModel
 
 SUMMARY_FILE = "summary.json"
 RETURN = "eval_return_mean"
+SUCCESS = "eval_success_rate"
+"""Metric of an evaluation: share of episodes whose last step says that they succeeded."""
 
 
 class SeedSummary(StrictModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +50,8 @@ class Row:
     """Highest evaluation of the run: it flatters, since the highest of noisy figures is taken."""
     score: Figure | None
     """The same as `final` between a random policy's return, 0, and an expert's, 100."""
+    success: Figure | None
+    """Share of episodes that succeeded in the final evaluation, where the task says so."""
     steps: int
     """Steps that every seed has done."""
     seconds: float | None
@@ -122,17 +124,16 @@ def _row(method: Method) -> Row:
         final=_figure([run.evaluations[max(run.evaluations)] for run in evaluated]),
         last=_figure([_last(run) for run in evaluated]),
         best=_figure([max(run.evaluations.values()) for run in evaluated]),
-        score=_score(evaluated),
+        score=_final([run.scores for run in evaluated]),
+        success=_final([run.successes for run in evaluated]),
         steps=min(run.step for run in method.runs),
         seconds=float(np.mean(seconds)) if seconds else None,
     )
 
 
-def _score(evaluated: Sequence[Run]) -> Figure | None:
-    """Return the figure of the final scores, if every run has one."""
-    if not all(run.scores for run in evaluated):
-        return None
-    return _figure([run.scores[max(run.scores)] for run in evaluated])
+def _final(series: Sequence[Mapping[int, float]]) -> Figure | None:
+    """Return the figure of the last values of the runs, if every run has some."""
+    return _figure([values[max(values)] for values in series]) if all(series) else None
 
 
 def _last(run: Run) -> float:

@@ -21,7 +21,7 @@ from rl_training.experiment.config import flat_settings
 from rl_training.experiment.grid import number_text
 from rl_training.experiment.logging import METRICS_FILE, number_in, read_metrics
 from rl_training.experiment.runs import RUN_FILE, read_description
-from rl_training.experiment.summary import evaluations
+from rl_training.experiment.summary import SUCCESS, evaluations
 from rl_training.experiment.yaml_loader import load_yaml
 
 CIRCUMSTANCES = frozenset(
@@ -81,6 +81,11 @@ class Run:
     def scores(self) -> dict[int, float]:
         """Normalised score of each evaluation by step, where the task has one."""
         return self.series("eval", SCORE)
+
+    @cached_property
+    def successes(self) -> dict[int, float]:
+        """Success rate of each evaluation by step, where the task says so."""
+        return self.series("eval", SUCCESS)
 
     def series(self, kind: str, name: str) -> dict[int, float]:
         """Return a metric by step, where it is a finite number."""

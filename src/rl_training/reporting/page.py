@@ -110,6 +110,7 @@ def _task_view(task: Task) -> dict[str, Any]:
         "name": task.name,
         "rows": rows,
         "scored": any(row.score is not None for row in rows),
+        "succeeding": any(row.success is not None for row in rows),
         "curves": _curves(task),
         "forest": _forest(rows),
         "improvements": improvements(rows) if len(rows) > 1 else [],

@@ -94,34 +94,47 @@ class Evaluator:
         self._threads = threads
         self._envs: SeedVectorEnv | None = None
         self._captured: _CapturedPolicy | None = None
+        self.successes: list[list[float]] | None = None
+        """Of the last evaluation, `[S][num_episodes]`: what each episode's last step said about
+        success, 0 or 1; None where no episode said anything."""
 
     def evaluate(self, learner: AnyLearner, num_episodes: int, step: int) -> list[list[float]]:
-        """Return the episode returns of each seed, `[S][num_episodes]`."""
+        """Return the episode returns of each seed, `[S][num_episodes]`; sets `successes`."""
         require_environment(self.env_id)
-        returns: list[list[float]] = [[] for _ in self.seeds]
-        chunk = 0
-        while (missing := num_episodes - len(returns[0])) > 0:
-            batch = self._run_chunk(learner, min(missing, MAX_PARALLEL), (step, chunk))
-            for seed_returns, more in zip(returns, batch, strict=True):
-                seed_returns.extend(more)
-            chunk += 1
-        return returns
+        chunks = []
+        for chunk, first in enumerate(range(0, num_episodes, MAX_PARALLEL)):
+            count = min(num_episodes - first, MAX_PARALLEL)
+            chunks.append(self._run_chunk(learner, count, (step, chunk)))
+        returns, successes = (np.concatenate(parts, 1) for parts in zip(*chunks, strict=True))
+        told = not np.isnan(successes).all()
+        # Some tasks speak of success only where there was one.
+        self.successes = np.nan_to_num(successes).tolist() if told else None
+        found: list[list[float]] = returns.tolist()
+        return found
 
     def _run_chunk(
         self, learner: AnyLearner, count: int, key: tuple[int, int]
-    ) -> list[list[float]]:
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Run `count` episodes of each seed; their returns and what they said about success."""
         envs = self._environments(count)
         obs = envs.reset([derive_seed(seed, "eval", *key) for seed in self.seeds])
         total = np.zeros(obs.shape[:2])
+        success = np.full(obs.shape[:2], np.nan)
         running = np.ones(obs.shape[:2], dtype=bool)
         policy = self._policy(learner, obs, key)
         for _ in range(LONGEST_EPISODE):
             step = envs.step(policy(obs).array())
             total += np.where(running, step.task_reward, 0.0)
-            running &= ~(step.terminated | step.truncated)
+            ended = running & (step.terminated | step.truncated)
             obs = step.obs
+            if not ended.any():
+                continue
+            said = envs.successes()
+            if said is not None:
+                success[ended] = said[ended]
+            running &= ~ended
             if not running.any():
-                return [[float(value) for value in row] for row in total]
+                return total, success
         raise EnvError(
             f"environment {self.env_id}: an episode of the evaluation had not ended after "
             f"{LONGEST_EPISODE} steps; set env_kwargs.max_episode_steps, or eval_episodes to 0"

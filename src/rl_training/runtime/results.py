@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rl_training.data.datasets.scores import SCORE, ReferenceScores
 from rl_training.errors import RLTrainingError
-from rl_training.experiment.summary import over_seeds
+from rl_training.experiment.summary import SUCCESS, over_seeds
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,13 @@ class EvalResult:
     step: int
     scores: ReferenceScores | None = None
     """What a normalised score is measured between, where the task has such returns."""
+    successes: tuple[float, ...] | None = None
+    """Whether each episode succeeded, 0 or 1, where the task says so."""
 
     @property
     def metrics(self) -> dict[str, float]:
         """Summary under the names that `TrainResult.metrics` uses."""
-        return summarize_returns(self.returns, self.scores)
+        return summarize_returns(self.returns, self.scores, self.successes)
 
 
 class TrainingInterrupted(RLTrainingError):
@@ -53,24 +55,32 @@ class TrainingInterrupted(RLTrainingError):
 
 
 def summarize_returns(
-    returns: Sequence[float], scores: ReferenceScores | None = None
+    returns: Sequence[float],
+    scores: ReferenceScores | None = None,
+    successes: Sequence[float] | None = None,
 ) -> dict[str, float]:
     """Return mean, standard deviation, median, extremes and number; NaN when there are none.
 
-    With reference scores also the normalised score of the mean, under the name `SCORE`.
+    With reference scores also the normalised score of the mean, under the name `SCORE`; with
+    successes their mean, under the name `SUCCESS`.
     """
     if not returns:
         names = ("mean", "std", "median", "min", "max")
         return {**{f"eval_return_{name}": math.nan for name in names}, "eval_episodes": 0.0}
     mean = statistics.fmean(returns)
-    return {
+    metrics = {
         "eval_return_mean": mean,
         "eval_return_std": statistics.pstdev(returns),
         "eval_return_median": statistics.median(returns),
         "eval_return_min": min(returns),
         "eval_return_max": max(returns),
         "eval_episodes": float(len(returns)),
-    } | ({} if scores is None else {SCORE: scores.score(mean)})
+    }
+    if scores is not None:
+        metrics[SCORE] = scores.score(mean)
+    if successes is not None:
+        metrics[SUCCESS] = statistics.fmean(successes)
+    return metrics
 
 
 def summarize_members(results: Sequence[EvalResult]) -> dict[str, float]:
@@ -85,4 +95,7 @@ def summarize_members(results: Sequence[EvalResult]) -> dict[str, float]:
         "eval_return_best": final.max,
     }
     known = {name: math.nan if value is None else value for name, value in figures.items()}
+    rates = [statistics.fmean(result.successes) for result in results if result.successes]
+    if rates:
+        known[SUCCESS] = statistics.fmean(rates)
     return known | {"eval_episodes": float(len(results[0].returns))}

@@ -30,7 +30,13 @@ from rl_training.runtime.callbacks import (
     StopRule,
     TrainerState,
 )
-from rl_training.runtime.checkpoints.saver import ADJUSTMENTS, Part, Saver, restore_parts
+from rl_training.runtime.checkpoints.saver import (
+    ADJUSTMENTS,
+    SUCCESSES,
+    Part,
+    Saver,
+    restore_parts,
+)
 from rl_training.runtime.checkpoints.warm_start import Origin
 from rl_training.runtime.compile.runner import Accelerator
 from rl_training.runtime.evaluator import Evaluator
@@ -52,6 +58,25 @@ class Clock(Stateful):
         self.best_step = torch.full((num_seeds,), -1, dtype=torch.int64)
         shape = (num_seeds, eval_episodes)
         self.last_returns = torch.full(shape, torch.nan, dtype=torch.float64)
+
+
+class Successes(Stateful):
+    """Whether the episodes of the last evaluation succeeded; -1 where the task does not say."""
+
+    def __init__(self, num_seeds: int, eval_episodes: int) -> None:
+        self.last = torch.full((num_seeds, eval_episodes), -1.0, dtype=torch.float64)
+
+    def note(self, successes: Sequence[Sequence[float]] | None) -> None:
+        """Keep what an evaluation gave."""
+        if successes is None:
+            self.last.fill_(-1.0)
+        else:
+            self.last.copy_(torch.tensor(successes, dtype=torch.float64))
+
+    def of(self, index: int) -> list[float] | None:
+        """Return those of a member, where the task says so."""
+        found: list[float] = self.last[index].tolist()
+        return None if -1.0 in found else found
 
 
 class Adjustments(Stateful):
@@ -85,10 +110,12 @@ class Session:
         self.clock = Clock(self.total, len(self.seeds), config.eval_episodes)
         self.stop_rule = StopRule(config.algo_config.early_stopping)
         self.adjustments = Adjustments()
+        self.successes = Successes(len(self.seeds), config.eval_episodes)
         self.parts: dict[str, Part] = {
             "clock": self.clock,
             "stop_rule": self.stop_rule,
             ADJUSTMENTS: self.adjustments,
+            SUCCESSES: self.successes,
         }
         self.callbacks = tuple(callbacks)
         # Most observe events only, and a call per step would cost a fast loop dearly.
@@ -401,7 +428,11 @@ class Session:
         returns = self._evaluator.evaluate(self.learner, self.config.eval_episodes, self.step)
         self.clock.last_returns.copy_(torch.tensor(returns, dtype=torch.float64))
         self.clock.evaluated_at.value = self.step
-        rows = [summarize_returns(episodes, self.config.scores) for episodes in returns]
+        self.successes.note(self._evaluator.successes)
+        rows = [
+            summarize_returns(episodes, self.config.scores, self.successes.of(index))
+            for index, episodes in enumerate(returns)
+        ]
         for row, logger in zip(rows, self._loggers, strict=True):
             logger.log("eval", self.step, row)
         means = torch.tensor([row["eval_return_mean"] for row in rows], dtype=torch.float64)
@@ -481,7 +512,7 @@ class Session:
         metrics = {"global_step": float(self.step)}
         evaluated = self.clock.evaluated_at.value >= 0
         returns = self.clock.last_returns[index].tolist() if evaluated else []
-        metrics |= summarize_returns(returns, self.config.scores)
+        metrics |= summarize_returns(returns, self.config.scores, self.successes.of(index))
         return metrics | self._counts()
 
     def _counts(self) -> dict[str, float]:

@@ -312,11 +312,15 @@ def _play(
     )
     try:
         returns = evaluator.evaluate(agent.learner, count, agent.step)
+        successes: Sequence[Sequence[float] | None] = evaluator.successes or [None] * len(returns)
     finally:
         evaluator.close()
     same = env_id is None or env_id == agent.config.env_id
     scores = agent.config.scores if same else reference_scores(str(env_id))
-    return [EvalResult(tuple(episodes), agent.step, scores) for episodes in returns]
+    return [
+        EvalResult(tuple(episodes), agent.step, scores, None if reached is None else tuple(reached))
+        for episodes, reached in zip(returns, successes, strict=True)
+    ]
 
 
 def predict_from_checkpoint(

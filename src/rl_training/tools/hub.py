@@ -23,7 +23,7 @@ from rl_training.experiment.checkpointing import save_single_file
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.hub import POLICY_FILE, repository, require_hub, upload
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.summary import evaluations
+from rl_training.experiment.summary import SUCCESS, evaluations
 from rl_training.runtime.checkpoints.resume import group_folders, home_of
 from rl_training.runtime.results import EvalResult
 from rl_training.runtime.workflows import LoadedAgent, evaluate_agent
@@ -239,6 +239,8 @@ def _evaluation_text(result: EvalResult | None) -> str:
     ]
     if SCORE in figures:
         rows.append(("normalised score (random 0, expert 100)", f"{figures[SCORE]:.1f}"))
+    if SUCCESS in figures:
+        rows.append(("episodes that succeeded", f"{figures[SUCCESS]:.1%}"))
     lines = "\n".join(f"| {name} | {value} |" for name, value in rows)
     return f"## Evaluation\n\n| figure | value |\n| --- | --- |\n{lines}"
 

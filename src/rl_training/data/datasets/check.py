@@ -316,6 +316,9 @@ def _timeouts_as_terminals(subject: Subject) -> Iterator[Finding]:
 def _missing_ends(subject: Subject) -> Iterator[Finding]:
     data = subject.data
     limit = subject.task.max_episode_steps if subject.task is not None else None
+    # A recorder may have had another limit than the task, and say so.
+    own = data.provenance.get("episode_steps")
+    limit = max(limit, own) if limit is not None and isinstance(own, int) else limit
     if limit is not None:
         yield from subject.at_episodes(
             "too_long",
@@ -336,12 +339,19 @@ def _missing_ends(subject: Subject) -> Iterator[Finding]:
 
 
 def _short_episodes(subject: Subject) -> Iterator[Finding]:
-    lengths = subject.data.episode_lengths()
+    data = subject.data
+    lengths = data.episode_lengths()
     if np.median(lengths) >= FEW_STEPS:
+        short = np.flatnonzero(lengths < SHORT)
+        first = data.episode_starts[short]
+        before = np.maximum(first - 1, 0)
+        # A recording that goes on after a goal is in the next one at once.
+        goes_on = ~any_in_row(data.next_observations[before] != data.observations[first])
+        goes_on &= data.terminations[before] & (first > 0)
         yield from subject.at_episodes(
             "short_episodes",
             "warning",
-            np.flatnonzero(lengths < SHORT),
+            short[~goes_on],
             f"episodes have fewer than {SHORT} steps, where the median is {np.median(lengths):g}",
             "look whether an end is marked one row too early or too late",
         )

@@ -60,6 +60,7 @@ class RawData:
     """What the dataset will say of its origin."""
     env_id: str | None = None
     episode_ids: Array | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     resets_follow_timeouts: bool = False
     """Whether a timeout's next observation may be the first of the next episode, as in D4RL."""
@@ -128,6 +129,7 @@ def assemble(
         source=raw.source,
         env_id=raw.env_id,
         notes=tuple(raw.notes),
+        provenance=raw.provenance,
         in_time_order=in_time_order,
     )
 

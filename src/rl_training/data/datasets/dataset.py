@@ -8,7 +8,7 @@ Shapes: N rows, A action entries, E episodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -75,6 +75,8 @@ class OfflineDataset:
     """Factor that `scaled` has put on the rewards since they were loaded or joined."""
     reward_shift: float = 0.0
     """What `scaled` has added to them after that."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """How it was made, where its file says so: recipe, seed, versions, reference returns."""
     in_time_order: bool = True
     """False where most rows are not followed by their successor: episodes mean nothing then."""
 

@@ -8,6 +8,7 @@ dropped.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,6 +55,7 @@ def read_hdf5(path: Path, folder: Path | None = None) -> RawData:
             note = []
         columns = {name: _read(file, key, where, folder) for name, key in keys.items()}
         env_id = file.attrs.get("env_id")
+        provenance = _provenance(file.attrs.get("provenance"))
     return RawData(
         columns=columns,
         keys=keys,
@@ -61,8 +63,18 @@ def read_hdf5(path: Path, folder: Path | None = None) -> RawData:
         source=f"hdf5 {where}",
         env_id=env_id if isinstance(env_id, str) else None,
         notes=note,
+        provenance=provenance,
         resets_follow_timeouts=True,
     )
+
+
+def _provenance(text: object) -> dict[str, Any]:
+    """Return what a file says about how it was made; nothing where it is not a JSON object."""
+    try:
+        found = json.loads(text) if isinstance(text, str) else {}
+    except (json.JSONDecodeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def hdf5_bytes(path: Path) -> int:
@@ -134,5 +146,7 @@ def write_hdf5(dataset: OfflineDataset, path: Path) -> None:
             for block in column_blocks(column):
                 stored[block] = column[block]
         file.attrs["source"] = dataset.source
+        if dataset.provenance:
+            file.attrs["provenance"] = json.dumps(dict(dataset.provenance))
         if dataset.env_id is not None:
             file.attrs["env_id"] = dataset.env_id

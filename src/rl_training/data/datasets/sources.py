@@ -275,7 +275,7 @@ def _column_file(file: Path, memory_map: bool) -> Array:
 
 
 def _take_meta(raw: RawData, text: str) -> None:
-    """Take the task's name out of a description in JSON; anything else there is not needed."""
+    """Take the task's name and how it was made out of a description in JSON."""
     try:
         meta = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
@@ -283,3 +283,5 @@ def _take_meta(raw: RawData, text: str) -> None:
         return
     if isinstance(meta, dict) and isinstance(meta.get("env"), str):
         raw.env_id = meta["env"]
+    if isinstance(meta, dict) and isinstance(meta.get("provenance"), dict):
+        raw.provenance = meta["provenance"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -86,6 +87,8 @@ class DatasetSummary:
     normalized_return: float | None
     """Mean return on D4RL's scale, where it has one for the task."""
     notes: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    """How it was made, where the file says so."""
 
     def as_record(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -124,6 +127,7 @@ def summarize(dataset: OfflineDataset) -> DatasetSummary:
                 else None
             ),
             notes=dataset.notes,
+            provenance=dataset.provenance,
         )
 
 

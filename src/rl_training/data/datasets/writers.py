@@ -35,7 +35,7 @@ def save_dataset(dataset: OfflineDataset, path: Path, kind: str, *, force: bool 
     assert not dataset.learner_units, "files hold actions in the task's units"
     if path.exists() and not force:
         raise DataError(f"{path} exists already; choose another name, or replace it with --force")
-    if path.is_dir() and (kind != "npy" or _foreign_files(path)):
+    if path.is_dir() and (kind != "npy" or foreign_files(path)):
         raise DataError(f"{path} is a folder with other things in it; choose another name")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -56,14 +56,17 @@ def save_dataset(dataset: OfflineDataset, path: Path, kind: str, *, force: bool 
                 part.unlink(missing_ok=True)
 
 
-def _foreign_files(folder: Path) -> list[Path]:
+def foreign_files(folder: Path) -> list[Path]:
+    """Return what is in a folder of columns that does not belong there."""
     return [p for p in folder.iterdir() if p.suffix != ".npy" and p.name != META_FILE]
 
 
 def _meta(dataset: OfflineDataset) -> str:
     """Return what a written file says of itself, as JSON."""
     meta = {"env": dataset.env_id, "source": dataset.source, "notes": list(dataset.notes)}
-    return json.dumps(meta)
+    return json.dumps(
+        meta | ({"provenance": dict(dataset.provenance)} if dataset.provenance else {})
+    )
 
 
 def _write_npz(dataset: OfflineDataset, path: Path) -> None:

@@ -32,6 +32,7 @@ from rl_training.envs.backends.mujoco_batch import (
 )
 from rl_training.envs.backends.processes import WorkerEnvs
 from rl_training.envs.factory import class_name, close_env
+from rl_training.envs.ogbench import is_slow
 from rl_training.envs.options import is_atari, wrapper_options
 from rl_training.envs.plain import State
 from rl_training.envs.snapshot import ResumeLevel, weakest_level
@@ -107,6 +108,14 @@ class InParts(Protocol):
         """Begin new episodes where `ended`; returns the part's current observations."""
 
 
+@runtime_checkable
+class TellsSuccess(Protocol):
+    """A backend whose environments may say whether an episode succeeded."""
+
+    def successes(self) -> Array:
+        """What each environment's last ended episode said, [S, n] float64; NaN for nothing."""
+
+
 def make_backend(task: Task, mode: Mode, timeout: float, threads: int = 0) -> Backend:
     """Make the environments; `auto` takes the native version where there is one.
 
@@ -142,9 +151,9 @@ def make_backend(task: Task, mode: Mode, timeout: float, threads: int = 0) -> Ba
 
 
 def _processes_pay(task: Task, threads: int) -> bool:
-    """Whether `auto` takes processes: for games, whose steps cost more than a message."""
+    """Whether `auto` takes processes: where steps cost more than a message."""
     return (
-        is_atari(task.env_id)
+        (is_atari(task.env_id) or is_slow(task.env_id))
         and task.env_kwargs.get("render_mode") is None
         and math.prod(task.shape) >= _MIN_VECTORIZED
         and min(usable_cores(), threads or _MIN_CORES) >= _MIN_CORES
@@ -275,6 +284,10 @@ class SyncEnvs:
         for seed, index in zip(*(axis.tolist() for axis in ended.nonzero()), strict=True):
             fresh[seed, index] = self.envs[seed * self._shape[1] + index].reset()[0]
         return fresh
+
+    def successes(self) -> Array:
+        """What each environment's last ended episode said about success; NaN for nothing."""
+        return np.array([env.success for env in self.envs]).reshape(self._shape)
 
     def observations(self) -> Array:
         """The current observations."""

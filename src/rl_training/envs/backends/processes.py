@@ -93,6 +93,7 @@ class _Board:
             "rewards": _shared((lanes,), np.float32),
             "terminated": _shared((lanes,), np.bool_),
             "truncated": _shared((lanes,), np.bool_),
+            "success": _shared((lanes,), np.float64),
             "lane": _shared((workers,), np.int64),
             "began": _shared((workers,), np.float64),
         }
@@ -107,6 +108,8 @@ class _Board:
         """Observations, first ones of new episodes where a step ended one, actions."""
         self.rewards = self._view("rewards")
         self.terminated, self.truncated = map(self._view, ("terminated", "truncated"))
+        self.success = self._view("success")
+        """What the last ended episode of each lane said; NaN for nothing."""
         self.lane, self.began = map(self._view, ("lane", "began"))
         """What each worker is busy with, and since when."""
 
@@ -129,6 +132,7 @@ class _Share:
         )
         self._rewards = board.rewards[lanes]
         self._terminated, self._truncated = board.terminated[lanes], board.truncated[lanes]
+        self._success = board.success[lanes]
         self._envs: list[SnapshotWrapper] = []
         self._answers: dict[bytes, Callable[[Any], object]] = {
             _STEP: self._step,
@@ -160,6 +164,7 @@ class _Share:
             self._begin(index)
             self._obs[index] = env.reset(seed=seed)[0]
         self._terminated[:] = self._truncated[:] = False
+        self._success[:] = math.nan
 
     def _step(self, _: None) -> None:
         """One step of all, and a new episode where one ended."""
@@ -174,6 +179,7 @@ class _Share:
             self._terminated[index : index + 1] = terminated
             self._truncated[index : index + 1] = truncated
             if terminated or truncated:
+                self._success[index] = env.success
                 self._fresh[index] = env.reset()[0]
 
     def _snapshot(self, _: None) -> tuple[Array, list[State]]:
@@ -421,6 +427,10 @@ class WorkerEnvs:
         current = obs.copy()
         current[ended] = self._board.fresh.reshape(self._obs_shape)[ended]
         return current
+
+    def successes(self) -> Array:
+        """What each environment's last ended episode said about success; NaN for nothing."""
+        return self._board.success.copy().reshape(self._task.shape)
 
     def observations(self) -> Array:
         """The current observations."""

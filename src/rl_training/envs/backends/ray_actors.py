@@ -59,6 +59,11 @@ class LaneWorker:
         obs: Array = self._envs.renew(ended[None], self._envs.observations())[0]
         return obs
 
+    def successes(self) -> Array:
+        """What each environment's last ended episode said about success."""
+        success: Array = self._envs.successes()[0]
+        return success
+
     def observations(self) -> Array:
         """The current observations."""
         obs: Array = self._envs.observations()[0]
@@ -201,6 +206,10 @@ class RayEnvs:
         """Begin new episodes where `ended`."""
         given = [(part,) for part in self._by_lanes(ended)]
         return self._joined(self._all("renew", given, keep=True))
+
+    def successes(self) -> Array:
+        """What each environment's last ended episode said about success; NaN for nothing."""
+        return self._joined(self._all("successes", [()] * len(self._parts), keep=False))
 
     def observations(self) -> Array:
         """The current observations."""

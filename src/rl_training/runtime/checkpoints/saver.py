@@ -56,7 +56,9 @@ ADJUSTMENTS = "adjustments"
 """Part of a checkpoint that says what callbacks have changed."""
 AHEAD = "ahead"
 """Part of a checkpoint that holds the next action, where it was chosen already."""
-LATER_PARTS = (ADJUSTMENTS, AHEAD)
+SUCCESSES = "successes"
+"""Part of a checkpoint that says which episodes of the last evaluation succeeded."""
+LATER_PARTS = (ADJUSTMENTS, AHEAD, SUCCESSES)
 """Parts that checkpoints have not always had."""
 
 
