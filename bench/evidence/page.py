@@ -25,8 +25,8 @@ PACKAGED = Path("src/rl_training/assets/measured.yaml")
 """What `rl-training list presets` shows of the records, seen from the root of the repository."""
 SIZE = Size(width=640, height=240)
 COLUMNS = (
-    *("method", "preset", "steps", "settings chosen on seeds", f"IQM [{LEVEL:.0%}]", "its bar"),
-    *("worst seed", "its bar", "met", "device", "time"),
+    *("method", "preset", "steps", "settings chosen on seeds", f"IQM [{LEVEL:.0%}]", "IQM bar"),
+    *("worst seed", "worst-seed bar", "met", "device", "time"),
 )
 _BAR = COLORS + 7
 """Grey and dashed, see `Line.number`."""
