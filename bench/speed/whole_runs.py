@@ -38,8 +38,7 @@ from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.compile.cuda_graph import CapturedPolicy, CapturedUpdates
-from rl_training.runtime.compile.model_runner import ModelRunner
-from rl_training.runtime.compile.runner import Accelerator, ReplayRunner, RolloutRunner
+from rl_training.runtime.compile.runner import Accelerator, ModelRunner, ReplayRunner, RolloutRunner
 from rl_training.runtime.phases.imagination import ImaginationPhase
 from rl_training.runtime.session import Session
 from rl_training.runtime.train import train
