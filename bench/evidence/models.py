@@ -75,7 +75,10 @@ STUDIES = {
     "pets-reacher": Study(preset="pets/reacher", seeds=THREE),
     "pets-pusher": Study(preset="pets/pusher", seeds=THREE),
     "pets-halfcheetah": Study(
-        preset="pets/halfcheetah", settings=("algo_kwargs.eval_interval=5000",), seeds=THREE
+        # An evaluation takes as long as thousands of steps, and training plans as well as it does.
+        preset="pets/halfcheetah",
+        settings=("algo_kwargs.eval_interval=20000",),
+        seeds=THREE,
     ),
     "mopo-halfcheetah": Study(
         preset="mopo/halfcheetah",

@@ -185,6 +185,7 @@ _LOOPS = (
     _loop("dqn-breakout", "DQN on Breakout, 8 environments, an update every 4 steps", one=5_000),
     _loop("dqn-overlap", "the same with `overlap: true`", one=5_000),
     _loop("dreamer", "Dreamer on Pong with the settings of Atari 100k", one=470),
+    _loop("mbpo", "MBPO on Hopper-v5 with the settings of the paper, 5 seeds, the first fits"),
 )
 
 _ALL = (

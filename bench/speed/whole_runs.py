@@ -38,7 +38,8 @@ from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.runtime.callbacks import Callback, TrainerState
 from rl_training.runtime.compile.cuda_graph import CapturedPolicy, CapturedUpdates
-from rl_training.runtime.compile.runner import Accelerator, ReplayRunner, RolloutRunner
+from rl_training.runtime.compile.runner import Accelerator, ModelRunner, ReplayRunner, RolloutRunner
+from rl_training.runtime.phases.imagination import ImaginationPhase
 from rl_training.runtime.session import Session
 from rl_training.runtime.train import train
 from rl_training.transfer import HostCopy
@@ -69,6 +70,7 @@ _CHEETAHS = ("env_id=HalfCheetah-v5", "num_envs=64", "algo_kwargs.minibatch_size
 _GAMES = ("vector_mode=native", "eval_episodes=0")
 _DQN = (*_GAMES, "algo_kwargs.learning_starts=2000")
 _DREAMER = ("eval_episodes=0", "algo_kwargs.learning_starts=256")
+_MBPO = ("eval_episodes=0", "algo_kwargs.learning_starts=1000")
 RUNS: dict[str, Run] = {
     "loop-sac": Run("sac/halfcheetah", 50_000, (1, 32), _SOON),
     "loop-sac-overlap": Run("sac/halfcheetah", 50_000, (1, 32), (*_SOON, "overlap=true")),
@@ -82,6 +84,7 @@ RUNS: dict[str, Run] = {
     "loop-dqn-breakout": Run("dqn/breakout_atari", 60_000, overrides=_DQN),
     "loop-dqn-overlap": Run("dqn/breakout_atari", 60_000, overrides=(*_DQN, "overlap=true")),
     "loop-dreamer": Run("dreamer/pong_atari", 4_000, overrides=_DREAMER),
+    "loop-mbpo": Run("mbpo/hopper", 4_000, (5,), _MBPO, "tf32"),
 }
 WATCHED: tuple[Watched, ...] = (
     (SeedVectorEnv, "step", "environments"),
@@ -95,6 +98,8 @@ WATCHED: tuple[Watched, ...] = (
     (CapturedUpdates, "__init__", "compiling"),
     (CapturedPolicy, "capture", "compiling"),
     (ReplayBuffer, "add_step", "replay insertion"),
+    (ModelRunner, "fit", "fits of the model"),
+    (ImaginationPhase, "_refresh", "roll-outs"),
     (Session, "log", "logging"),
     (Session, "evaluate", "evaluation"),
     (Session, "save", "saving"),

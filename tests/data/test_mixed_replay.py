@@ -16,7 +16,7 @@ from rl_training.data.datasets.blocks import RowSource
 from rl_training.data.datasets.dataset import OfflineDataset
 from rl_training.data.datasets.view import view_of
 from rl_training.data.replay.dataset import DatasetBuffer
-from rl_training.data.replay.prior import (
+from rl_training.data.replay.mixed import (
     MixedPrioritizedReplayBuffer,
     MixedReplayBuffer,
     UnionReplayBuffer,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from rl_training.data.replay.mixed import SyntheticBuffer
 from rl_training.data.replay.prioritized import PrioritizedReplayBuffer
 from rl_training.data.replay.storage import ReplayBuffer
-from rl_training.data.replay.synthetic import SyntheticBuffer
 
 GAMMA = 0.9
 

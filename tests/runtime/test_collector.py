@@ -47,6 +47,16 @@ def test_returns_and_lengths_are_those_of_the_episodes() -> None:
     assert [collector.summary(seed) for seed in (0, 1)] == [expected] * 2
 
 
+def test_it_tells_where_episodes_begin() -> None:
+    collector = started(length=3)
+    found = []
+    for _ in range(7):
+        assert collector.at_start == bool(collector.starts().any())
+        found.append(collector.at_start)
+        step(collector, 1)
+    assert found == [True, False, False, True, False, False, True]
+
+
 def test_the_summary_is_of_the_last_episodes() -> None:
     collector = started(length=1)
     step(collector, WINDOW)

@@ -28,8 +28,8 @@ from rl_training.experiment.checkpoint.codec import compare_states
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.compile import model_runner
-from rl_training.runtime.compile.model_runner import ModelRunner
+from rl_training.runtime.compile import runner as running
+from rl_training.runtime.compile.runner import ModelRunner
 from rl_training.runtime.phases.imagination import (
     ImaginationPhase,
     fields_of,
@@ -172,7 +172,7 @@ def test_when_steps_of_the_model_are_compiled_depends_on_counts_alone(
 
 
 def test_a_long_fit_changes_over_between_two_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_runner, "EAGER_SECONDS", 0.005)  # 13 steps of small networks
+    monkeypatch.setattr(running, "EAGER_SECONDS", 0.005)  # 13 steps of small networks
     learner = make_learner(MOPO, model_max_epochs=5, model_patience=5)
     used: list[int] = []
 

@@ -17,7 +17,7 @@ from helpers.traces import request_of, traced
 from rl_training.algorithms.base import replay_step
 from rl_training.algorithms.sources import replay_settings, rows_per_update
 from rl_training.data.datasets.writers import save_dataset
-from rl_training.data.replay.prior import WithPrior
+from rl_training.data.replay.mixed import WithPrior
 from rl_training.envs.factory import probe_env
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpoint.codec import compare_states

@@ -5,7 +5,7 @@ rollouts from states of the replay; rollouts grow longer as the ensemble gets be
 Algorithm 2, line by line, and where each is done:
 
     1  policy, model p, empty D_env and D_model      `imagining_networks`; the loop's replay and
-                                                     `SyntheticBuffer` (`data/replay/synthetic.py`)
+                                                     `SyntheticBuffer` (`data/replay/mixed.py`)
     2  every `model_train_frequency` steps:          `fit_times`
     3     fit p to D_env by maximum likelihood       `DynamicsTrainer.fit` (`dynamics/fit.py`)
     4  take an action of the policy, add to D_env    the off-policy loop (`runtime/loops.py`)

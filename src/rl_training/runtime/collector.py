@@ -90,6 +90,11 @@ class Collector:
         """Steps since each episode began, `[S, n]`."""
         return self._clock - self._began
 
+    @property
+    def at_start(self) -> bool:
+        """Whether any environment is at the start of an episode."""
+        return bool((self._began == self._clock).any())
+
     def starts(self) -> Tensor:
         """Tell which environments are at the start of an episode, `[S, n]`."""
         return torch.from_numpy(self.episode_length == 0).to(self.device)

@@ -111,7 +111,7 @@ class _Actor:
     def choose(self) -> HostCopy:
         """Begin to choose actions for what is seen now."""
         with torch.inference_mode():
-            if self.acting is not None:
+            if self.acting is not None and self.collector.at_start:
                 self.acting.begin_episodes(self.collector.starts())
             if self._acts_randomly():
                 return HostCopy.of(self.learner.random_action(self.replay.num_envs))

@@ -25,7 +25,7 @@ from rl_training.data.datasets.view import DatasetView
 from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.data.replay.frames import FrameReplayBuffer, PrioritizedFrameReplayBuffer
 from rl_training.data.replay.mapped import MappedBuffer
-from rl_training.data.replay.prior import (
+from rl_training.data.replay.mixed import (
     MixedPrioritizedReplayBuffer,
     MixedReplayBuffer,
     UnionReplayBuffer,

@@ -27,6 +27,8 @@ from rl_training.algorithms.base import (
     UpdateResult,
     replay_step,
 )
+from rl_training.algorithms.dynamics.fit import DynamicsTrainer
+from rl_training.algorithms.dynamics.imagination import Imagination
 from rl_training.algorithms.optim import Optimizer
 from rl_training.algorithms.sources import replay_settings, rows_per_update, steps_per_update
 from rl_training.data.datasets.blank import DatasetShape
@@ -53,10 +55,14 @@ from rl_training.runtime.compile.cuda_graph import (
 from rl_training.runtime.compile.equivalence import Undo, compare, effect_of_rounding
 from rl_training.runtime.compile.programs import (
     ACTING_PART,
+    MASKED_MODEL_STEP,
+    MODEL_STEP,
     MODEL_STEPS,
     count_of_phase,
     counted,
     example_arguments,
+    model_batch_shape,
+    model_sources,
     replay_sources,
     rollout_sources,
     update_name,
@@ -485,3 +491,59 @@ class RolloutRunner:
                 self._policy = CapturedPolicy(program, self.learner.device)
             else:
                 setattr(self.learner, name, CapturedCall(program))
+
+
+class ModelRunner:
+    """Fits a learner's model of the dynamics, with compiled gradient steps when that is due.
+
+    A fit begins eagerly and changes over by a rule that depends on the settings, the number of rows
+    and the counts in the checkpoint alone, so that one cut between two epochs goes on in the same
+    way.
+    """
+
+    def __init__(self, learner: AnyLearner, imagination: Imagination, runner: ReplayRunner) -> None:
+        self.learner, self.imagination, self.runner = learner, imagination, runner
+        self._programs: dict[str, Callable[..., Any]] | None = None
+
+    def fit(self, rows: Tensor, pause: Callable[[], None]) -> dict[str, Tensor]:
+        """Fit the model to the table `rows`; `pause` is called between epochs and may leave."""
+        trainer = self.imagination.trainer
+
+        def on_epoch(_: DynamicsTrainer) -> None:
+            pause()
+            self._choose(rows)
+
+        self._choose(rows)
+        try:
+            return self.imagination.fit(rows, on_epoch)
+        finally:
+            trainer.run_step = trainer.step
+
+    def _choose(self, rows: Tensor) -> None:
+        trainer = self.imagination.trainer
+        steps = trainer.epoch.value * trainer.epoch_steps(rows)
+        trainer.run_step = self._step if self._is_due(steps) else trainer.step
+
+    def _is_due(self, steps: int) -> bool:
+        """Tell whether programs are to be used after so many steps of the fit in progress."""
+        first = self.runner.first_update
+        if first == math.inf:
+            return False
+        size = self.imagination.config.model_batch_size
+        seconds = seconds_on_cpu([self.imagination.trainer.optimizer], size)
+        return self.learner.num_updates.value >= first or steps * seconds >= EAGER_SECONDS
+
+    def _step(self, rows: Tensor, active: Tensor | None = None) -> dict[str, Tensor]:
+        if self._programs is None:
+            accelerator = self.runner.accelerator
+            found = accelerator.programs(list(model_sources(self.learner).values()))
+            self._programs = {
+                name: CapturedCall(program) if accelerator.captures else program
+                for name, program in found.items()
+            }
+        name = MODEL_STEP if active is None else MASKED_MODEL_STEP
+        if name not in self._programs or rows.shape != model_batch_shape(self.imagination):
+            return self.imagination.trainer.step(rows, active)
+        arguments = (rows,) if active is None else (rows, active)
+        result: dict[str, Tensor] = self._programs[name](*arguments)
+        return result

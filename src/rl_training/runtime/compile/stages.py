@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 from rl_training.algorithms.base import AnyLearner, Learner
 from rl_training.data.replay.dataset import DatasetBuffer
-from rl_training.data.replay.prior import Mixed
+from rl_training.data.replay.mixed import Mixed
 from rl_training.data.replay.storage import ReplayBuffer
 
 EARLY, LATE = 0.0, 0.93

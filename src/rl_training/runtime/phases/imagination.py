@@ -25,15 +25,14 @@ from rl_training.algorithms.dynamics.imagination import (
     rows_that_count,
 )
 from rl_training.data.replay.dataset import DatasetBuffer
+from rl_training.data.replay.mixed import SyntheticBuffer
 from rl_training.data.replay.storage import ReplayBuffer
-from rl_training.data.replay.synthetic import SyntheticBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.envs.tasks.rewards import reward_for
 from rl_training.envs.tasks.terminations import termination_for
 from rl_training.errors import ConfigError
 from rl_training.models.mlp_mopo import take_rows
-from rl_training.runtime.compile.model_runner import ModelRunner
-from rl_training.runtime.compile.runner import ReplayRunner
+from rl_training.runtime.compile.runner import ModelRunner, ReplayRunner
 from rl_training.runtime.health.dynamics import fit_health, per_seed, rollout_health
 from rl_training.runtime.phases.base import LoopPhase
 from rl_training.runtime.replay import require_free

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.sources import PriorSettings, pretrain_updates
-from rl_training.data.replay.prior import WithPrior
+from rl_training.data.replay.mixed import WithPrior
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.runtime.compile.runner import ReplayRunner
 from rl_training.runtime.phases.base import LoopPhase
