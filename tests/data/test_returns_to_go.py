@@ -13,7 +13,7 @@ from helpers.datasets import TOY, rebuilt, tiny_columns, toy_data
 from rl_training.data.datasets.dataset import OfflineDataset
 from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.data.replay.mapped import MappedBuffer
-from rl_training.data.replay.prior import MixedReplayBuffer, UnionReplayBuffer
+from rl_training.data.replay.mixed import MixedReplayBuffer, UnionReplayBuffer
 from rl_training.data.replay.returns import UNKNOWN, returns_to_go
 
 Array = NDArray[Any]
