@@ -282,6 +282,7 @@ def evaluate(
 def _print_evaluated_group(results: Mapping[str, EvalResult], *, as_json: bool) -> None:
     """Print what each member got and the figures over members."""
     from rl_training.cli.display import print_metrics
+    from rl_training.experiment.summary import SUCCESS
     from rl_training.runtime.results import summarize_members
 
     step = next(iter(results.values())).step
@@ -291,8 +292,9 @@ def _print_evaluated_group(results: Mapping[str, EvalResult], *, as_json: bool) 
         out.print_json(json.dumps({"step": step, "members": members, **figures}))
         return
     for name, result in results.items():
-        mean = result.metrics["eval_return_mean"]
-        out.print(f"{name} eval_return_mean={mean:.4f}", markup=False, highlight=False)
+        shown = [key for key in ("eval_return_mean", SUCCESS) if key in result.metrics]
+        figures_of_one = " ".join(f"{key}={result.metrics[key]:.4f}" for key in shown)
+        out.print(f"{name} {figures_of_one}", markup=False, highlight=False)
     print_metrics(out, {"global_step": step, **figures})
 
 
