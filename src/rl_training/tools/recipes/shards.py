@@ -15,9 +15,10 @@ import signal
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -34,6 +35,7 @@ SHARD_ROWS = 5_000
 """Rows of a shard, about; a killed command loses at most one shard per process."""
 PLAN_FILE = "plan.json"
 _WATCH_SECONDS = 1.0
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class MakesEpisodes(Protocol):
@@ -296,11 +298,12 @@ def _make_in_processes(
     )
     waiting: set[Future[Shard]] = set()
     try:
-        waiting = {pool.submit(_work_on, shard) for shard in shards}
-        while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                finished(future.result())
+        with _one_thread_each():
+            waiting = {pool.submit(_work_on, shard) for shard in shards}
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    finished(future.result())
     except BaseException:
         processes = list((pool._processes or {}).values())
         for process in processes:
@@ -308,3 +311,18 @@ def _make_in_processes(
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Let new processes compute with one thread: there is one of them for each core."""
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
