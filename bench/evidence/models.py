@@ -258,10 +258,23 @@ def _key(row: Row) -> tuple[str, ...]:
     return tuple(row[name] for name in KEY)
 
 
+def settings_for(name: str, given: Sequence[str]) -> list[str]:
+    """Return those of the settings `KEY=VALUE` and `STUDY:KEY=VALUE` that are for a study."""
+    chosen = []
+    for text in given:
+        key, equals, value = text.partition("=")
+        study, colon, own = key.rpartition(":")
+        if not colon or study == name:
+            chosen.append(f"{own}{equals}{value}")
+        elif study not in STUDIES:
+            raise SystemExit(f"--set {text}: {study} is not a study; --list prints them")
+    return chosen
+
+
 def job_of(name: str, options: argparse.Namespace) -> Job:
     """Return the run of a study with what the command line says."""
-    study = STUDIES[name]
-    settings = [*study.settings, *options.settings]
+    study, given = STUDIES[name], settings_for(name, options.settings)
+    settings = [*study.settings, *given]
     if study.data is not None:
         path = Path(options.data).resolve() / study.data
         settings += ["algo_kwargs.dataset_kind=npz", f"algo_kwargs.dataset_path={path}"]
@@ -275,7 +288,7 @@ def job_of(name: str, options: argparse.Namespace) -> Job:
     if study.grid:
         changes["grid"] = {"penalty_coef": list(study.grid)}
     config = load_config(study.preset, settings, changes)
-    return Job(name, config, options.runs, options.settings)
+    return Job(name, config, options.runs, given)
 
 
 def run(jobs: Sequence[Job], options: argparse.Namespace) -> None:
@@ -367,7 +380,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--runs", type=Path, default=Path("runs/studies"), help="folder of the runs (runs/studies)")
     add("--out", type=Path, help="file of records, CSV")
     add("--table", type=Path, help="print the table of such a file")
-    add("--set", "-s", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    add(
+        "--set",
+        "-s",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="another setting, of all studies or as STUDY:KEY=VALUE of one",
+    )
     options = parser.parse_args(arguments)
     for name in STUDIES if options.list else ():
         print(name)

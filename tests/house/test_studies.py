@@ -79,6 +79,18 @@ def test_a_study_is_a_run_that_can_be_configured(name: str, tmp_path: Path) -> N
     assert load_config(STUDIES[name].preset).env_id == config.env_id
 
 
+def test_a_setting_may_be_for_one_study_alone() -> None:
+    given = ["a=1", "mbpo-hopper:precision=tf32", "env_id=module:Class", "pets-pusher:b.c=x:y"]
+    assert models.settings_for("mbpo-hopper", given) == [
+        "a=1",
+        "precision=tf32",
+        "env_id=module:Class",
+    ]
+    assert models.settings_for("pets-pusher", given) == ["a=1", "env_id=module:Class", "b.c=x:y"]
+    with pytest.raises(SystemExit, match="mbpo-hoper is not a study"):
+        models.settings_for("pets-pusher", ["mbpo-hoper:a=1"])
+
+
 @pytest.mark.matrix
 def test_studies_are_cut_and_taken_up_side_by_side(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
