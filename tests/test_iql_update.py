@@ -15,7 +15,9 @@ from helpers.updates import ACT, OBS, B, make_batch, make_constant, parameters_o
 from rl_training.algorithms.iql import IQL, SPEC, iql_loss
 from rl_training.algorithms.losses import expectile_loss
 from rl_training.data.replay.dataset import DatasetBuffer
+from rl_training.envs.factory import probe_env
 from rl_training.errors import ConfigError
+from rl_training.models.layers import StackedMLP, dropout
 from rl_training.models.mlp_iql import MLPIQLModel
 from rl_training.rng import Rng
 
@@ -331,3 +333,71 @@ def test_without_one_the_actor_follows_the_common_schedule() -> None:
     learner = make_learner(lr_schedule={"type": "linear"}, learning_rate=1e-3)
     learner.set_progress(0.25)
     assert learner.actor_optimizer.rate_of() == pytest.approx(0.75e-3)
+
+
+# Dropout in the policy, and the value's normalisation
+
+
+def test_dropout_is_that_of_numpy_and_leaves_no_trace() -> None:
+    learner, batch = make_learner(policy_dropout=0.3), make_batch()
+    rng = copy.deepcopy(learner.rng)
+    loss, metrics = learner.actor_loss(batch)
+    mask = (rng.uniform(B, 16) >= 0.3).double() / 0.7
+    assert 0 < (mask == 0).float().mean() < 1
+    hidden, output = learner.model.policy_layers.layers
+    values = [p.detach().double() for layer in (hidden, output) for p in layer.parameters()]
+    activity = torch.relu(batch.obs.double() @ values[0] + values[1]) * mask
+    mean = torch.tanh(activity @ values[2] + values[3])
+    log_prob = (-0.5 * (batch.action - mean).square() - 0.5 * math.log(2 * math.pi)).sum(-1)
+    expected = -(metrics["weight_mean"].double() * log_prob).mean()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    # Acting drops nothing.
+    assert torch.equal(learner.act(batch.obs), make_learner().act(batch.obs))
+
+
+def test_without_dropout_nothing_is_drawn() -> None:
+    learner = make_learner()
+    learner.update(make_batch())
+    assert learner.rng.counter == 0
+
+
+def test_dropout_touches_neither_value_nor_critics() -> None:
+    plain, dropped = make_learner(), make_learner(policy_dropout=0.5)
+    for learner in (plain, dropped):
+        learner.update(make_batch())
+    for name in ("critic", "value_net"):
+        ours, theirs = getattr(dropped.model, name), getattr(plain.model, name)
+        assert same(parameters_of(ours), parameters_of(theirs)), name
+    assert not same(parameters_of(dropped.model.actor), parameters_of(plain.model.actor))
+
+
+def test_on_average_dropout_leaves_a_linear_network_as_it_is() -> None:
+    """Kept outputs are scaled up: the mean over masks is the answer without them."""
+    network = StackedMLP((OBS, 64, 1), Rng((0,), "networks"))
+    x = torch.ones(1, 20_000, OBS)
+    with dropout(network, 0.25, 20_000, Rng((1,), "masks")), torch.no_grad():
+        answers = network.forward(x)
+    assert network.masks is None
+    expected = network.forward(x[:, :1]).item()
+    assert answers.mean().item() == pytest.approx(expected, abs=4 * answers.std().item() / 141)
+    assert answers.std() > 0.01
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0])
+def test_a_rate_outside_of_its_range_is_refused(rate: float) -> None:
+    with pytest.raises(ConfigError, match="policy_dropout must be"):
+        make_learner(policy_dropout=rate)
+
+
+def test_the_value_is_normalised_when_asked_to() -> None:
+    env, settings = probe_env("Pendulum-v1"), dict[str, Any](use_layer_norm=True)
+    plain = SPEC.build(env, SPEC.config_class(**settings), (0,))
+    settings["value_layer_norm"] = True
+    both = SPEC.build(env, SPEC.config_class(**settings), (0,))
+    assert isinstance(plain, IQL)
+    assert isinstance(both, IQL)
+    norms = [
+        [len(n.norms) for n in (model.actor, model.critic, model.value_net)]  # type: ignore[arg-type]
+        for model in (plain.model, both.model)
+    ]
+    assert norms == [[0, 2, 0], [0, 2, 2]]

@@ -81,7 +81,11 @@ WITH_CRITICS: dict[str, Any] = ROBOT_ARM | {
     "n_step": 1,
 }
 FLOW: dict[str, Any] = WITH_CRITICS | {"flow_steps": 10, "q_agg": "mean", "normalize_q": False}
-EXPECTILE: dict[str, Any] = WITH_CRITICS | {"expectile": 0.9, "max_advantage_weight": 100.0}
+EXPECTILE: dict[str, Any] = WITH_CRITICS | {
+    "expectile": 0.9,
+    "max_advantage_weight": 100.0,
+    "value_layer_norm": True,
+}
 PENALISED: dict[str, Any] = WITH_CRITICS | {
     "policy_noise": 0.2,
     "noise_clip": 0.5,
@@ -89,7 +93,62 @@ PENALISED: dict[str, Any] = WITH_CRITICS | {
     "normalize_q": True,
 }
 CLONING: dict[str, Any] = ROBOT_ARM | {"loss": "mse"}
+LOCOMOTION: dict[str, Any] = {
+    "gamma": 0.99,
+    "learning_rate": 3e-4,
+    "batch_size": 256,
+    "hidden_sizes": (256, 256),
+    "num_critics": 2,
+    "use_layer_norm": False,
+    "tau": 0.005,
+    "n_step": 1,
+}
 PAPERS: dict[str, dict[str, Any]] = {
+    "iql/halfcheetah": LOCOMOTION
+    | {
+        "actor_learning_rate": None,
+        "expectile": 0.7,
+        "beta": 3.0,
+        "max_advantage_weight": 100.0,
+        "policy_dropout": 0.0,
+        "normalize_rewards": True,
+        "normalize_observations": False,
+        "weight_init": "orthogonal",
+    },
+    "cql/halfcheetah": LOCOMOTION
+    | {
+        "actor_learning_rate": 1e-4,
+        "hidden_sizes": (256, 256, 256),
+        "cql_alpha": 10.0,
+        "cql_target_gap": None,
+        "num_cql_samples": 10,
+        "cql_temperature": 1.0,
+        "backup": "deterministic",
+        "bc_warmup_updates": 40_000,
+        "calibrated": False,
+    },
+    "td3_bc/halfcheetah": LOCOMOTION
+    | {
+        "actor_learning_rate": None,
+        "bc_alpha": 2.5,
+        "policy_noise": 0.2,
+        "noise_clip": 0.5,
+        "policy_delay": 2,
+        "normalize_observations": True,
+    },
+    "rebrac/halfcheetah": LOCOMOTION
+    | {
+        "learning_rate": 1e-3,
+        "batch_size": 1024,
+        "hidden_sizes": (256, 256, 256),
+        "use_layer_norm": True,
+        "beta_actor": 0.001,
+        "beta_critic": 0.01,
+        "policy_noise": 0.2,
+        "noise_clip": 0.5,
+        "policy_delay": 2,
+        "normalize_q": True,
+    },
     # OGBench's default tasks, as in the FQL paper: alpha of FQL and IQL, both of ReBRAC.
     **{
         f"{algo}/{task}": settings
@@ -267,6 +326,11 @@ SAMPLED = (
 def test_a_preset_has_the_settings_of_its_paper(preset: str) -> None:
     settings = load_config(preset).algo_config.model_dump()
     assert {name: settings[name] for name in PAPERS[preset]} == PAPERS[preset]
+
+
+def test_the_actor_of_iql_has_the_papers_cosine() -> None:
+    schedule = load_config("iql/halfcheetah").algo_config.model_dump()["actor_lr_schedule"]
+    assert (schedule["type"], schedule["start"], schedule["end"]) == ("cosine", 1.0, 0.0)
 
 
 def test_no_preset_speaks_of_a_paper_without_being_checked() -> None:

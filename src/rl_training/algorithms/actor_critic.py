@@ -198,8 +198,13 @@ class ActorCritic(TransitionLearner):
         return self.rng.uniform(num_envs, self.model.action_dim) * 2 - 1
 
 
-def networks_of(model_class: type[nn.Module]) -> Callable[..., dict[str, nn.Module]]:
-    """Return the function that builds a learner's `model` for a task and its settings."""
+def networks_of(model_class: type[nn.Module], *more: str) -> Callable[..., dict[str, nn.Module]]:
+    """Return the function that builds a learner's `model` for a task and its settings.
+
+    Args:
+        model_class: Takes what every actor-critic's networks take.
+        *more: Names of settings that it takes besides.
+    """
 
     def networks(env: EnvSpec, config: ActorCriticConfig, rng: Rng) -> dict[str, nn.Module]:
         name = config.encoder
@@ -215,6 +220,7 @@ def networks_of(model_class: type[nn.Module]) -> Callable[..., dict[str, nn.Modu
             weight_init=config.weight_init,
             encoder=None if name is None else partial(own_encoder, env, name),
             rng=rng,
+            **{setting: getattr(config, setting) for setting in more},
         )
         return {"model": model}
 

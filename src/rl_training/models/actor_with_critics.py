@@ -1,21 +1,27 @@
-"""Networks of off-policy actor-critics: an actor over continuous actions and critics beside it.
+"""Networks of off-policy actor-critics: an actor and critics beside it.
 
 `MLPSACModel` has the tanh-Gaussian policy of the soft family, whose density is here too,
-`MLPTD3Model` a deterministic one, `MLPIQLModel` a Gaussian and a state value, `MLPFQLModel` one
-that maps noise to actions, and the flow that it is distilled from.
+`MLPTD3Model` a deterministic one, `MLPIQLModel` a Gaussian and a state value, `MLPDiscreteIQLModel`
+a categorical one, `MLPFQLModel` one that maps noise to actions, and the flow that it is distilled
+from.
 Shapes: S seeds, N critics, B batch, A action.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rl_training.models.heads import LOG_2, LOG_SQRT_2PI, gaussian_log_prob
+from rl_training.models.heads import (
+    LOG_2,
+    LOG_SQRT_2PI,
+    categorical_log_prob_entropy,
+    gaussian_log_prob,
+)
 from rl_training.models.layers import ActivationName, StackedMLP, WeightsName
 from rl_training.models.own_encoder import EncodedMLP, StackedEncoder
 from rl_training.rng import Rng
@@ -30,6 +36,8 @@ class ActorWithCritics(nn.Module):
     outputs_per_action: ClassVar[int] = 1
     noise_per_action: ClassVar[int] = 0
     """Numbers of noise that the actor reads beside an observation, per action dimension."""
+    discrete: ClassVar[bool] = False
+    """Whether critics tell Q of every action, in place of one that they read."""
 
     def __init__(
         self,
@@ -75,9 +83,9 @@ class ActorWithCritics(nn.Module):
             beside=self.noise_per_action * action_dim,
         )
         self.critic = self.network(
-            (*critic_sizes, 1),
+            (*critic_sizes, action_dim if self.discrete else 1),
             rng,
-            beside=action_dim,
+            beside=0 if self.discrete else action_dim,
             members=(num_critics,),
             layer_norm=use_layer_norm,
         )
@@ -198,6 +206,27 @@ class MLPIQLModel(ActorWithCritics):
 
     log_std_range: ClassVar[tuple[float, float]] = (-5.0, 2.0)
 
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int] = (256, 256),
+        *,
+        value_layer_norm: bool = False,
+        **options: Any,
+    ) -> None:
+        """Build the networks.
+
+        Args:
+            obs_dim: Length of an observation.
+            action_dim: Length of an action, or number of discrete ones.
+            hidden_sizes: Widths of the hidden layers of every network that has none of its own.
+            value_layer_norm: Normalise the value's hidden layers.
+            **options: As for `ActorWithCritics`.
+        """
+        self._value_layer_norm = value_layer_norm
+        super().__init__(obs_dim, action_dim, hidden_sizes, **options)
+
     def build_more(
         self,
         actor_sizes: Sequence[int],  # noqa: ARG002
@@ -205,9 +234,19 @@ class MLPIQLModel(ActorWithCritics):
         rng: Rng,
     ) -> None:
         """Build the value, and the deviation of the policy, which does not depend on the state."""
-        deviation = torch.zeros(rng.num_seeds, 1, self.action_dim, device=rng.device)
-        self.log_std = nn.Parameter(deviation)
-        self.value_net = self.network((*critic_sizes, 1), rng)
+        if not self.discrete:
+            deviation = torch.zeros(rng.num_seeds, 1, self.action_dim, device=rng.device)
+            self.log_std = nn.Parameter(deviation)
+        self.value_net = self.network((*critic_sizes, 1), rng, layer_norm=self._value_layer_norm)
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Return what the policy's loss moves."""
+        return [*self.actor.parameters(), self.log_std]
+
+    @property
+    def policy_layers(self) -> StackedMLP:
+        """The actor's layers, after an encoder where it has one."""
+        return self.actor.layers if isinstance(self.actor, EncodedMLP) else self.actor
 
     def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean `[S, B, A]` in (-1, 1) and log standard deviation `[S, 1, A]`."""
@@ -222,6 +261,36 @@ class MLPIQLModel(ActorWithCritics):
     def value(self, obs: Tensor) -> Tensor:
         """Return V(s), `[S, B]`."""
         return self.value_net.forward(obs).squeeze(-1)
+
+
+class MLPDiscreteIQLModel(MLPIQLModel):
+    """Categorical policy, critics `obs -> Q(., a)` and value `obs -> V`, for S seeds."""
+
+    discrete = True
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Return what the policy's loss moves."""
+        return list(self.actor.parameters())
+
+    def logits(self, obs: Tensor) -> Tensor:
+        """Return the policy's logits `[S, B, A]`."""
+        return self.actor.forward(obs)
+
+    def log_prob(self, obs: Tensor, action: Tensor) -> Tensor:
+        """Return the log probability `[S, B]` of actions `[S, B]`."""
+        return categorical_log_prob_entropy(self.logits(obs), action)[0]
+
+    def q_values(
+        self,
+        obs: Tensor,
+        action: Tensor,
+        critic: nn.Module | None = None,
+        members: Tensor | slice | None = None,
+    ) -> Tensor:
+        """Return Q of actions `[S, B]` by every member `[S, N, B]`; arguments as of the base."""
+        q = read_beside(critic or self.critic, obs, members=members)  # [S, N, B, A]
+        chosen = action[:, None, :, None].expand(-1, q.shape[1], -1, -1)
+        return q.gather(-1, chosen).squeeze(-1)
 
 
 class MLPFQLModel(ActorWithCritics):

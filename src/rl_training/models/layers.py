@@ -354,6 +354,13 @@ class StackedMLP(nn.Module):
         self.fused: Precision | None = None
         """Run as one kernel in this number format, where that exists; set while traced."""
         self._fusible = activation == "relu" and not layer_norm
+        self.masks: tuple[Tensor, ...] | None = None
+        """What hidden layers' outputs are multiplied by, `[S, B, H]` each; None is by nothing."""
+
+    @property
+    def hidden_sizes(self) -> tuple[int, ...]:
+        """Widths of the hidden layers."""
+        return tuple(layer.weight.shape[-1] for layer, _ in self._hidden)
 
     def forward(self, x: Tensor, members: Tensor | slice | None = None) -> Tensor:
         """Map `[S, B, I]` (shared by all members) to `[S, *members, B, O]`.
@@ -362,6 +369,8 @@ class StackedMLP(nn.Module):
             x: Inputs.
             members: Which of one axis of members to evaluate, `[S, Z]` or a slice; None is all.
         """
+        if self.masks is not None:
+            return self._masked(x, self.masks)
         if self.fused is not None and self._fusible:
             return self._in_one_kernel(x, self.fused, members)
         return in_blocks(partial(self._whole, members=members), x, BLOCK_ROWS, axis=-2)
@@ -377,6 +386,13 @@ class StackedMLP(nn.Module):
             x = layer.forward(x, members)
             x = self.activation(x if norm is None else norm.forward(x, members))
         return self._output[0].forward(x, members).float()
+
+    def _masked(self, x: Tensor, masks: Sequence[Tensor]) -> Tensor:
+        assert not self.members
+        for (layer, norm), mask in zip(self._hidden, masks, strict=True):
+            x = layer.forward(x)
+            x = self.activation(x if norm is None else norm.forward(x)) * mask
+        return self._output[0].forward(x).float()
 
     def _in_one_kernel(
         self, x: Tensor, precision: Precision, members: Tensor | slice | None
@@ -410,6 +426,24 @@ class StackedMLP(nn.Module):
                     hidden = self.activation(hidden)
             outputs.append(hidden)
         return torch.stack(outputs).unsqueeze(0).float()
+
+
+@contextmanager
+def dropout(network: StackedMLP, rate: float, rows: int, rng: Rng) -> Iterator[None]:
+    """Let a network drop this share of its hidden outputs (Srivastava et al., 2014).
+
+    What is left is scaled up, so that the mean stays.  At a rate of 0 nothing is drawn, and the
+    numbers of others stay as they are.
+    """
+    if rate == 0:
+        yield
+        return
+    kept = (rng.uniform(rows, size) >= rate for size in network.hidden_sizes)
+    network.masks = tuple(mask.float() / (1 - rate) for mask in kept)
+    try:
+        yield
+    finally:
+        network.masks = None
 
 
 class NormedMLP(nn.Module):

@@ -132,6 +132,7 @@ def continues_online(algo: str) -> bool:
 
 
 OWN_WAYS: dict[str, list[dict[str, Any]]] = {
+    "iql": [{"policy_dropout": 0.2, "value_layer_norm": True}],
     "cql": [
         {"calibrated": True, "n_step": 3},
         {"calibrated": True, "online": {"buffer_capacity": 400}},

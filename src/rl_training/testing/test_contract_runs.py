@@ -65,6 +65,7 @@ OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "absorbing": {"algo_kwargs": {"absorbing_states": True, "normalize_reward": True}},
         "warm start": {"algo_kwargs": {"bc_warmup_updates": 5, "normalize_obs": True}},
     },
+    "iql": {"dropout": {"algo_kwargs": {"policy_dropout": 0.2}}},
     "cql": {
         "calibrated": {"algo_kwargs": {"calibrated": True, "n_step": 3}},
         "calibrated online": {
