@@ -190,11 +190,18 @@ def make(
     validation: Annotated[
         bool, typer.Option(help="Make the validation split, a tenth, as well.")
     ] = True,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="locomotion: a finished run of SAC; left out, one is trained."),
+    ] = None,
+    train_steps: Annotated[
+        int | None, whole_option(help="locomotion: steps of a run that is trained.", min=1)
+    ] = None,
     force: ForceOption = False,
     listed: Annotated[bool, typer.Option("--list", help="List what can be made.")] = False,
 ) -> None:
     """Make a benchmark's dataset here, by its authors' recipe; run again, it goes on."""
-    from rl_training.cli.making import make_dataset, print_recipes
+    from rl_training.cli.making import Wanted, make_dataset, print_recipes
     from rl_training.errors import DataError
 
     if listed:
@@ -202,17 +209,19 @@ def make(
         return
     if name is None:
         raise DataError("say what to make; `rl-training data make --list` shows what there is")
-    made = make_dataset(
-        err,
-        name,
+    wanted = Wanted(
+        name=name,
         out=out_folder,
         rows=rows,
         fraction=fraction,
         seed=seed,
         jobs=jobs,
         validation=validation,
+        run=run,
+        train_steps=train_steps,
         force=force,
     )
+    made = make_dataset(err, wanted)
     for one in made:
         for key, value in one.items():
             out.print(f"{key}={value}", markup=False, highlight=False)

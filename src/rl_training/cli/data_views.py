@@ -61,7 +61,8 @@ def _facts(summary: DatasetSummary) -> list[tuple[str, str]]:
         ("lengths", _spread(summary.lengths)),
     ]
     if summary.normalized_return is not None:
-        facts.append(("D4RL score", f"{summary.normalized_return:.1f} (mean return)"))
+        scale = "score" if "scores" in summary.provenance else "D4RL score"
+        facts.append((scale, f"{summary.normalized_return:.1f} (mean return)"))
     if summary.provenance:
         facts.append(("made by", _made_by(summary.provenance)))
     return [*facts, ("digest", summary.digest[:16])]
@@ -73,6 +74,7 @@ _LONG = ("recipe", "digest", "of")
 def _made_by(provenance: Mapping[str, Any]) -> str:
     """Say how a dataset was made, in one line; --json has all of it."""
     plain = {k: v for k, v in provenance.items() if isinstance(v, str | int | float)}
+    plain |= {k: f"{v:.4g}" for k, v in plain.items() if isinstance(v, float)}
     words = [f"{name} {value}" for name, value in plain.items() if name not in _LONG]
     return ", ".join([str(plain.get("recipe", "an unnamed recipe")), *words])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,62 +20,117 @@ PLAIN_SECONDS = 30.0
 """Time between two lines where there is no terminal."""
 
 
-def make_dataset(
-    console: Console,
-    name: str,
-    *,
-    out: Path | None,
-    rows: int | None,
-    fraction: float | None,
-    seed: int | None,
-    jobs: int | None,
-    validation: bool,
-    force: bool,
-) -> list[dict[str, Any]]:
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The options of `data make`."""
+
+    name: str
+    out: Path | None = None
+    rows: int | None = None
+    fraction: float | None = None
+    seed: int | None = None
+    jobs: int | None = None
+    validation: bool = True
+    run: Path | None = None
+    train_steps: int | None = None
+    force: bool = False
+
+
+def make_dataset(console: Console, wanted: Wanted) -> list[dict[str, Any]]:
     """Make a dataset by its name; returns `name=value` facts about each split.
 
     Raises:
         DataError: When there is nothing of that name, or it cannot be made.
     """
-    from rl_training.envs.backends.mujoco_batch import usable_cores
     from rl_training.errors import DataError
-    from rl_training.tools.recipes.ogbench_sets import FAMILY, NO_REWARDS, Request, make_ogbench
 
-    family, _, own = name.partition("/")
-    if family != FAMILY or not own:
+    family, _, own = wanted.name.partition("/")
+    if family not in _MAKERS or not own:
         raise DataError(
-            f"{name!r} cannot be made; what can be is named {FAMILY}/TASK, for instance "
-            f"{FAMILY}/cube-single-play-singletask (`rl-training data make --list` shows all)"
+            f"{wanted.name!r} cannot be made; what can be is named ogbench/TASK or locomotion/TASK,"
+            " for instance ogbench/cube-single-play-singletask or locomotion/hopper-medium "
+            "(`rl-training data make --list` shows all)"
         )
-    request = Request(
-        name=own,
-        out=out,
-        rows=rows,
-        fraction=fraction,
-        seed=seed,
-        jobs=usable_cores() if jobs is None else jobs,
-        validation=validation,
-        force=force,
-    )
     try:
-        with shown_progress(console, name) as on_progress:
-            made = make_ogbench(request, on_progress)
+        return _MAKERS[family](console, own, wanted)
     except KeyboardInterrupt:
         raise DataError(
-            f"{name}: interrupted; finished parts are kept, and the same command goes on from there"
+            f"{wanted.name}: interrupted; finished parts are kept, and the same command goes on "
+            "from there"
         ) from None
+
+
+def _make_ogbench(console: Console, own: str, wanted: Wanted) -> list[dict[str, Any]]:
+    from rl_training.envs.backends.mujoco_batch import usable_cores
+    from rl_training.errors import DataError
+    from rl_training.tools.recipes.ogbench_sets import NO_REWARDS, Request, make_ogbench
+
+    if wanted.run is not None or wanted.train_steps is not None:
+        raise DataError("--run and --train-steps are for locomotion/TASK alone")
+    request = Request(
+        name=own,
+        out=wanted.out,
+        rows=wanted.rows,
+        fraction=wanted.fraction,
+        seed=wanted.seed,
+        jobs=usable_cores() if wanted.jobs is None else wanted.jobs,
+        validation=wanted.validation,
+        force=wanted.force,
+    )
+    with shown_progress(console, wanted.name) as on_progress:
+        made = make_ogbench(request, on_progress)
     if "task" not in made[0].dataset.provenance:
         console.print(f"note: {NO_REWARDS}", markup=False, highlight=False, soft_wrap=True)
     return [_facts(one) for one in made]
 
 
+def _make_locomotion(console: Console, own: str, wanted: Wanted) -> list[dict[str, Any]]:
+    from rl_training.cli.display import display_for
+    from rl_training.tools.recipes.locomotion import Request, make_locomotion
+
+    request = Request(
+        name=own,
+        run=wanted.run,
+        out=wanted.out,
+        rows=wanted.rows,
+        fraction=wanted.fraction,
+        seed=wanted.seed or 0,
+        train_steps=wanted.train_steps,
+        force=wanted.force,
+    )
+    display = display_for(console, quiet=False)
+    with shown_progress(console, wanted.name, bar=False) as on_progress:
+        path, dataset = make_locomotion(request, on_progress, (display,))
+    provenance = dataset.provenance
+    return [
+        {
+            "dataset_path": _near(path),
+            "env": dataset.env_id,
+            "transitions": len(dataset),
+            "episodes": dataset.num_episodes,
+            "digest": dataset.digest(),
+            **{k: f"{v:.2f}" for k, v in provenance["scores"].items()},
+            "behaviour_return": f"{provenance['behaviour_return']:.2f}",
+            "behaviour_score": f"{provenance['behaviour_score']:.2f}",
+        }
+    ]
+
+
+_MAKERS: dict[str, Callable[[Console, str, Wanted], list[dict[str, Any]]]] = {
+    "ogbench": _make_ogbench,
+    "locomotion": _make_locomotion,
+}
+
+
+def _near(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def _facts(made: MadeSet) -> dict[str, Any]:
     prefix = "" if made.split == "train" else f"{made.split}_"
     provenance = made.dataset.provenance
-    path = Path(made.path)
-    near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     facts = {
-        "dataset_path": near,
+        "dataset_path": _near(made.path),
         "env": made.dataset.env_id,
         "transitions": len(made.dataset),
         "trajectories": provenance.get("episodes"),
@@ -87,9 +143,14 @@ def _facts(made: MadeSet) -> dict[str, Any]:
 
 
 @contextmanager
-def shown_progress(console: Console, name: str) -> Iterator[Callable[[Progress], None]]:
-    """Show how far the work is: a bar with rate and time left, or a line now and then."""
-    if not console.is_terminal:
+def shown_progress(
+    console: Console, name: str, *, bar: bool = True
+) -> Iterator[Callable[[Progress], None]]:
+    """Show how far the work is: a bar with rate and time left, or a line now and then.
+
+    Without `bar` there are lines everywhere: something else draws on the terminal.
+    """
+    if not console.is_terminal or not bar:
         yield _lines(console, name)
         return
     from rich.progress import (
@@ -109,11 +170,11 @@ def shown_progress(console: Console, name: str) -> Iterator[Callable[[Progress],
         TextColumn("{task.fields[rate]}", markup=False),
         TimeElapsedColumn(),
     )
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(name, total=None, rate="")
+    with Bar(*columns, console=console, transient=True) as drawn:
+        task = drawn.add_task(name, total=None, rate="")
 
         def update(progress: Progress) -> None:
-            bar.update(task, total=progress.total, completed=progress.rows, rate=_rate(progress))
+            drawn.update(task, total=progress.total, completed=progress.rows, rate=_rate(progress))
 
         yield update
 
@@ -151,8 +212,19 @@ def print_recipes(console: Console) -> None:
         for name, recipe in RECIPES.items()
     ]
     print_rows(console, ("name", "rows", "episodes", "environment"), cells)
+    from rl_training.tools.recipes.locomotion import LEVELS, ROWS, TASKS
+
     console.print(
         "Each has single tasks with rewards: NAME-singletask (the default task), "
         f"NAME-singletask-task1 to -task{NUM_TASKS}.",
         highlight=False,
     )
+    levels = [
+        (f"locomotion/{task}-{level}", "" if "replay" in level else f"{rows:,}", "", env_id)
+        for task, env_id in TASKS.items()
+        for level in LEVELS
+        for rows in (2 * ROWS if level == "medium-expert" else ROWS,)
+    ]
+    console.print()
+    print_rows(console, ("name", "rows", "", "environment"), levels)
+    console.print("Made from a run of SAC: --run RUN, or one is trained first.", highlight=False)

@@ -224,6 +224,14 @@ class TrainConfig(Settings):
         """
         if self.env_kwargs.keys() - {"render_mode", "wrappers"}:
             return None
+        path = self.algo_kwargs.get("dataset_path")
+        if isinstance(path, str):
+            from rl_training.data.datasets.sources import file_scores
+
+            # Returns of the very run that the data is from say more than those of another.
+            own = file_scores(Path(path).expanduser())
+            if own is not None:
+                return own
         known = reference_scores(self.env_id)
         dataset_id = self.algo_kwargs.get("dataset_id")
         if known is not None or not isinstance(dataset_id, str):

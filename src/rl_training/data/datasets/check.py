@@ -38,6 +38,12 @@ Level = Literal["error", "warning", "note"]
 Rows = NDArray[np.int64]
 LISTED = 10
 """Row and episode numbers that a finding names."""
+SHUFFLED = 3
+"""Broken links closer together than this many rows are rows out of order, not ends of episodes."""
+OTHER_UNIT = 5.0
+"""Times the usual largest value that an entry has on average in an episode of another unit."""
+MOST_OF_OTHER_UNIT = 0.25
+"""Share of episodes; more of them are data of another kind, not a fault."""
 SHORT = 2
 """Episodes of fewer steps are suspect where others are long."""
 FEW_STEPS = 10
@@ -149,6 +155,7 @@ def _not_finite(subject: Subject) -> Iterator[Finding]:
 
 def _broken_chain(subject: Subject) -> Iterator[Finding]:
     links = find_links(dict(subject.data.columns()))
+    broken = links.broken
     if links.shuffled:
         advice = (
             "the rows seem shuffled or thinned out: training takes each of these rows for an end, "
@@ -159,10 +166,22 @@ def _broken_chain(subject: Subject) -> Iterator[Finding]:
             "an episode ends there or rows are lost: mark these rows as truncated, as training "
             "takes them (rl-training data convert writes it down)"
         )
+        gaps = np.diff(broken, prepend=-SHUFFLED, append=len(subject.data) + SHUFFLED)
+        # An end alone has whole links around it.
+        together = np.minimum(gaps[:-1], gaps[1:]) < SHUFFLED
+        yield from subject.at_rows(
+            "shuffled_rows",
+            "error",
+            broken[together],
+            "rows are out of order: next observations are not those of the following rows, at "
+            "several rows close together",
+            "bring these rows into time order, or remove them and mark the row before as truncated",
+        )
+        broken = broken[~together]
     yield from subject.at_rows(
         "broken_chain",
         "error",
-        links.broken,
+        broken,
         "the next observation is not the observation of the following row",
         advice,
     )
@@ -357,6 +376,43 @@ def _short_episodes(subject: Subject) -> Iterator[Finding]:
         )
 
 
+def _other_units(subject: Subject) -> Iterator[Finding]:
+    data = subject.data
+    long = np.flatnonzero(data.episode_lengths() >= FEW_STEPS)
+    if data.observations.ndim != 2 or data.observations.dtype == np.uint8 or len(long) < FEW_STEPS:
+        return
+    mean, largest = _sizes_of_episodes(data, long)  # [E, D]
+    usual = np.nanmedian(largest, axis=0)
+    # Far above what is usual, but not where usual is next to nothing: that is an event, not a unit.
+    off = (mean > OTHER_UNIT * usual) & (usual > 1e-3 * mean)
+    for entry in np.flatnonzero(off.any(axis=0)).tolist():
+        rows = np.flatnonzero(off[:, entry])
+        if len(rows) > MOST_OF_OTHER_UNIT * len(long):
+            continue
+        factor = float(np.median(mean[rows, entry])) / float(np.nanmedian(mean[:, entry]))
+        yield from subject.at_episodes(
+            "other_units",
+            "warning",
+            long[rows],
+            f"observation entry {entry} is about {factor:.3g} times as large as in the other "
+            "episodes",
+            "look whether these episodes were recorded in another unit (degrees for radians, "
+            "millimetres for metres), and bring them to one",
+        )
+
+
+def _sizes_of_episodes(data: OfflineDataset, episodes: Rows) -> tuple[Any, Any]:
+    """Return mean and largest absolute value of each entry in each of the episodes, `[E, D]`."""
+    mean, largest = [], []
+    for start, stop in zip(
+        data.episode_starts[episodes], data.episode_stops[episodes], strict=True
+    ):
+        sizes = np.abs(data.observations[start:stop])
+        mean.append(sizes.mean(axis=0))
+        largest.append(sizes.max(axis=0))
+    return np.array(mean, np.float64), np.array(largest, np.float64)
+
+
 def _constant_observations(subject: Subject) -> Iterator[Finding]:
     rows = subject.data.observations
     if rows.dtype == np.uint8 or len(rows) < 2:
@@ -387,6 +443,7 @@ CHECKS: Sequence[Callable[[Subject], Iterator[Finding]]] = (
     _timeouts_as_terminals,
     _missing_ends,
     _short_episodes,
+    _other_units,
     _constant_observations,
 )
 

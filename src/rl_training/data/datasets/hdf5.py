@@ -68,6 +68,16 @@ def read_hdf5(path: Path, folder: Path | None = None) -> RawData:
     )
 
 
+def hdf5_provenance(path: Path) -> dict[str, Any]:
+    """Return what a file says about how it was made.
+
+    Raises:
+        OSError: When it cannot be read.
+    """
+    with _library().File(path, "r") as file:
+        return _provenance(file.attrs.get("provenance"))
+
+
 def _provenance(text: object) -> dict[str, Any]:
     """Return what a file says about how it was made; nothing where it is not a JSON object."""
     try:

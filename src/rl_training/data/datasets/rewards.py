@@ -21,6 +21,10 @@ from rl_training.data.datasets.dataset import OfflineDataset
 Array = NDArray[Any]
 MOST_ROWS = 4_000
 """Rows compared; more would cost time and find no more."""
+SUSPECT_ROWS = 12
+"""Rows of an episode that is looked at because its rewards stand out."""
+MOST_SUSPECTS = 2_000
+"""Such episodes, those that stand out most."""
 LEAST_PAIRS = 5
 """Neighbours an episode needs before anything is said about it."""
 FACTOR = 5.0
@@ -33,17 +37,21 @@ def reward_scales(dataset: OfflineDataset) -> NDArray[np.float64]:
 
     1 where nothing can be said.
     """
-    rows = _rows_to_compare(dataset)
+    drawn = _rows_to_compare(dataset)
+    rows = np.concatenate([drawn, _rows_of_suspects(dataset, drawn)])
     scales = np.ones(dataset.num_episodes)
     episodes = np.searchsorted(dataset.episode_stops, rows, side="right")
-    if len(np.unique(episodes)) < 2:
+    if len(np.unique(episodes[: len(drawn)])) < 2:
         return scales
-    nearest = _nearest_of_other_episodes(_features(dataset, rows), episodes)
+    nearest = _nearest_of_other_episodes(_features(dataset, rows), episodes, len(drawn))
     logs = np.log(np.abs(np.asarray(dataset.rewards[rows], np.float64)))
     found = _solve(logs - logs[nearest], episodes, episodes[nearest], len(scales))
-    counted = np.bincount(episodes, minlength=len(scales)) >= LEAST_PAIRS
+    pairs = np.bincount(episodes, minlength=len(scales))
+    counted, compared = pairs >= LEAST_PAIRS, pairs > 0
     if counted.any():
-        scales[counted] = np.exp(found[counted] - _most_common(found[counted]))
+        # Of very many episodes, few have enough pairs, and suspects may be most of them.
+        common = found[counted if 2 * counted.sum() >= compared.sum() else compared]
+        scales[counted] = np.exp(found[counted] - _most_common(common))
     return scales
 
 
@@ -84,6 +92,29 @@ def _rows_to_compare(dataset: OfflineDataset) -> NDArray[np.int64]:
     return joined(found)
 
 
+def _rows_of_suspects(dataset: OfflineDataset, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Choose rows of episodes too few of whose rows were drawn, and whose rewards stand out.
+
+    In a million rows, one episode would not be compared at all.
+    """
+    counts = np.histogram(drawn, np.append(dataset.episode_starts, len(dataset)))[0]
+    few = np.flatnonzero((counts < LEAST_PAIRS) & (dataset.episode_lengths() >= LEAST_PAIRS))
+    if not len(few):
+        return drawn[:0]
+    starts, stops = dataset.episode_starts[few], dataset.episode_stops[few]
+    spread = np.linspace(starts, stops - 1, SUSPECT_ROWS, dtype=np.int64)  # [rows, episodes]
+    sizes = np.abs(np.asarray(dataset.rewards)[spread].astype(np.float64))
+    typical = float(np.median(np.abs(np.asarray(dataset.rewards)[drawn]))) if len(drawn) else 0.0
+    if not typical > 0:
+        return drawn[:0]
+    ratio = np.median(sizes, axis=0) / typical
+    suspects = np.flatnonzero((ratio > FACTOR) | (ratio < 1 / FACTOR))
+    order = np.argsort(-np.abs(np.log(np.maximum(ratio[suspects], 1e-30))), kind="stable")
+    chosen = suspects[order[:MOST_SUSPECTS]]
+    usable = np.isfinite(sizes[:, chosen]) & (sizes[:, chosen] > 0)
+    return np.setdiff1d(spread[:, chosen][usable], drawn)
+
+
 def _features(dataset: OfflineDataset, rows: NDArray[np.int64]) -> Array:
     """State, action and successor side by side, each entry with deviation 1, `[M, D]`."""
     parts = [dataset.observations[rows], dataset.next_observations[rows]]
@@ -100,13 +131,17 @@ def _features(dataset: OfflineDataset, rows: NDArray[np.int64]) -> Array:
     return chosen
 
 
-def _nearest_of_other_episodes(features: Array, episodes: NDArray[np.int64]) -> NDArray[np.int64]:
-    squares = (features * features).sum(axis=1)
+def _nearest_of_other_episodes(
+    features: Array, episodes: NDArray[np.int64], count: int
+) -> NDArray[np.int64]:
+    """Return for each row the nearest one of another episode among the first `count`."""
+    others, features_of_others = episodes[:count], features[:count]
+    squares = (features_of_others * features_of_others).sum(axis=1)
     nearest = np.empty(len(features), np.int64)
     for start in range(0, len(features), 512):
         part = slice(start, start + 512)
-        distance = squares - 2 * features[part] @ features.T
-        distance[episodes[part, None] == episodes] = np.inf
+        distance = squares - 2 * features[part] @ features_of_others.T
+        distance[episodes[part, None] == others] = np.inf
         nearest[part] = distance.argmin(axis=1)
     return nearest
 

@@ -6,8 +6,11 @@ version.  Minari's `mujoco/*` datasets carry none of their own.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rl_training.errors import DataError
 from rl_training.validation import suggest
@@ -67,6 +70,17 @@ def reference_scores(name: str) -> ReferenceScores | None:
     """
     task = _task_of(name)
     return None if task is None else TASKS[task]
+
+
+def scores_in(provenance: Mapping[str, Any]) -> ReferenceScores | None:
+    """Return the reference returns that a dataset's description holds, if it does."""
+    scores = provenance.get("scores")
+    if not isinstance(scores, Mapping):
+        return None
+    low, high = scores.get("random"), scores.get("expert")
+    if not isinstance(low, int | float) or not isinstance(high, int | float):
+        return None
+    return ReferenceScores(low, high) if math.isfinite(low) and low < high < math.inf else None
 
 
 def normalized_score(name: str, value: float) -> float:

@@ -16,9 +16,10 @@ from rl_training.data.datasets.blocks import MAX_RATIO
 from rl_training.data.datasets.columns import RawData, assemble, find_keys
 from rl_training.data.datasets.dataset import OfflineDataset
 from rl_training.data.datasets.random import random_dataset
+from rl_training.data.datasets.scores import ReferenceScores, scores_in
 from rl_training.data.datasets.units import TaskSpec
 from rl_training.data.datasets.unpack import npz_chunks, unpack
-from rl_training.errors import DataError
+from rl_training.errors import DataError, MissingExtraError
 from rl_training.validation import suggest
 
 Array = NDArray[Any]
@@ -148,6 +149,26 @@ def kind_of_source(source: str) -> str:
     if not path.exists() and path.suffix not in SUFFIXES and ID_FORM.fullmatch(source):
         return "minari"
     return kind_of(path) if path.exists() or path.suffix in SUFFIXES else "npz"
+
+
+def file_scores(path: Path) -> ReferenceScores | None:
+    """Return the reference returns that a file or folder carries, if it is there and does."""
+    try:
+        kind = kind_of(path)
+        raw = RawData(columns={}, keys={}, where=str(path), source="")
+        if kind == "npy":
+            with (path / META_FILE).open(encoding="utf-8", errors="replace") as file:
+                _take_meta(raw, file.read(MOST_META))
+        elif kind == "npz":
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
+                _take_meta(raw, str(archive["meta"]))
+        else:
+            from rl_training.data.datasets.hdf5 import hdf5_provenance
+
+            raw.provenance = hdf5_provenance(path)
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, MissingExtraError):
+        return None
+    return scores_in(raw.provenance)
 
 
 def _existing(kind: str, path: str | Path | None) -> Path:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rl_training.data.datasets.blocks import column_blocks, count_at_border, range_of
 from rl_training.data.datasets.dataset import OfflineDataset
-from rl_training.data.datasets.scores import normalized_score, reference_scores
+from rl_training.data.datasets.scores import reference_scores, scores_in
 
 Array = NDArray[Any]
 MOST_ENTRIES = 64
@@ -85,7 +85,7 @@ class DatasetSummary:
     action_counts: dict[int, int]
     """How often each discrete action was taken."""
     normalized_return: float | None
-    """Mean return on D4RL's scale, where it has one for the task."""
+    """Mean return between the returns that the data carries, or on D4RL's scale for the task."""
     notes: tuple[str, ...]
     provenance: Mapping[str, Any]
     """How it was made, where the file says so."""
@@ -100,7 +100,7 @@ def summarize(dataset: OfflineDataset) -> DatasetSummary:
     last = dataset.episode_stops - 1
     over = dataset.terminations[last]
     returns = dataset.episode_returns()
-    known = dataset.env_id is not None and reference_scores(dataset.env_id) is not None
+    scores = scores_in(dataset.provenance) or reference_scores(dataset.env_id or "")
     with np.errstate(invalid="ignore", over="ignore"):  # a file may hold NaN, which is to be seen
         return DatasetSummary(
             name=dataset.name,
@@ -121,11 +121,7 @@ def summarize(dataset: OfflineDataset) -> DatasetSummary:
             actions=() if dataset.is_discrete else _entries(dataset.actions),
             saturation=() if dataset.is_discrete else _saturation(dataset.actions),
             action_counts=_counts(dataset.actions) if dataset.is_discrete else {},
-            normalized_return=(
-                normalized_score(dataset.env_id, float(returns.mean()))
-                if known and dataset.env_id is not None
-                else None
-            ),
+            normalized_return=None if scores is None else scores.score(float(returns.mean())),
             notes=dataset.notes,
             provenance=dataset.provenance,
         )
