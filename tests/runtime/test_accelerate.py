@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback, TrainerState
+from rl_training.runtime.compile import cuda_graph
 from rl_training.runtime.compile import runner as accelerate
 from rl_training.runtime.compile.cache import (
     CompileError,
@@ -52,7 +54,7 @@ from rl_training.runtime.compile.trace import (
 )
 from rl_training.runtime.replay import make_replay
 from rl_training.runtime.train import train
-from rl_training.state import Scalar, Stateful
+from rl_training.state import Counter, Scalar, Stateful
 from rl_training.testing.contract import small_config
 
 
@@ -376,3 +378,31 @@ def test_what_was_traced_as_a_view_may_be_copied_and_still_changes_what_is_owned
     owned = torch.zeros(2, 12)
     torch.testing.assert_close(graph(turned, owned), turned.flatten(1) * 2)
     torch.testing.assert_close(owned.flatten(), turned.flatten(1).sum(0))
+
+
+def test_several_updates_are_captured_as_one_graph_when_they_are_first_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    captured: list[int] = []
+    done: list[int] = []
+
+    def capture(function: Callable[[], None]) -> SimpleNamespace:
+        before = len(done)
+        function()  # to see how many updates are in it; a graph would do nothing yet
+        captured.append(len(done) - before)
+        del done[before:]
+        return SimpleNamespace(replay=function)
+
+    monkeypatch.setattr(cuda_graph, "capture", capture)
+    recorder: Any = SimpleNamespace(
+        prepare_keeping=lambda: None, keep=lambda row: None, count_kept=lambda count: None
+    )
+    learner: Any = SimpleNamespace(num_updates=Counter(), phase=lambda: 0)
+    program: Any = lambda: done.append(1)  # noqa: E731
+    updates = cuda_graph.CapturedUpdates(learner, recorder, program, 0)
+    assert [updates(count) for count in (1, 7, 1)] == [1, 1, 1]
+    assert captured == [1]
+    most = cuda_graph.STEPS_PER_REPLAY
+    assert [updates(count) for count in (most + 2, most, 2)] == [most, most, 1]
+    assert captured == [1, most]
+    assert len(done) == 4 + 2 * most
