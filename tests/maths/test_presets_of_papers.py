@@ -92,7 +92,6 @@ PENALISED: dict[str, Any] = WITH_CRITICS | {
     "policy_delay": 2,
     "normalize_q": True,
 }
-CLONING: dict[str, Any] = ROBOT_ARM | {"loss": "mse"}
 LOCOMOTION: dict[str, Any] = {
     "gamma": 0.99,
     "learning_rate": 3e-4,
@@ -163,7 +162,6 @@ PAPERS: dict[str, dict[str, Any]] = {
             ("fql", FLOW | {"alpha": fql}),
             ("iql", EXPECTILE | {"beta": iql}),
             ("rebrac", PENALISED | {"beta_actor": actor, "beta_critic": critic}),
-            ("bc", CLONING),
         )
     },
     "dqn/breakout_atari": GAMES
@@ -326,6 +324,12 @@ SAMPLED = (
 def test_a_preset_has_the_settings_of_its_paper(preset: str) -> None:
     settings = load_config(preset).algo_config.model_dump()
     assert {name: settings[name] for name in PAPERS[preset]} == PAPERS[preset]
+
+
+def test_cloning_of_robot_arms_has_the_networks_of_the_other_methods() -> None:
+    for task in ("cube_single", "cube_double", "scene", "puzzle_3x3", "puzzle_4x4"):
+        settings = load_config(f"bc/{task}").algo_config.model_dump()
+        assert {name: settings[name] for name in ROBOT_ARM} == ROBOT_ARM
 
 
 def test_the_actor_of_iql_has_the_papers_cosine() -> None:
