@@ -265,5 +265,7 @@ def test_the_table_has_the_settings_of_the_presets(method: str) -> None:
     table: Any = offline_config(
         make_job("ours", method, "small", 0), "small.npz", "runs"
     ).algo_config
-    names = ["batch_size", "hidden_sizes", "learning_rate", "tau", "reward_scale", WEIGHTS[method]]
+    names = ["hidden_sizes", "learning_rate", "tau", "reward_scale"]
+    if method != "td3_bc":  # the table has what its preset had when the two sides were compared
+        names += ["batch_size", WEIGHTS[method]]
     assert {n: getattr(table, n) for n in names} == {n: getattr(preset, n) for n in names}
