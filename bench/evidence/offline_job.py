@@ -49,7 +49,8 @@ METHODS = {
         updates=12_000, batch=128, hidden=(128, 128), learning_rate=1e-3, tau=0.02, weight=6.0
     ),
 }
-"""As in the presets for Pendulum; started in this order, those that take longest first."""
+"""As in the presets for Pendulum, of TD3+BC and IQL as they were when both sides were compared;
+started in this order, those that take longest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
