@@ -124,7 +124,8 @@ def _one_by_one(gates: Sequence[Gate], data: Path | None, options: argparse.Name
         print(told(record), flush=True)
         if not options.child:
             render(options.out)
-    return int(missed)
+    # Python itself exits with 1 when it breaks; who started a child reads the verdict in its record.
+    return int(missed and not options.child)
 
 
 def _side_by_side(gates: Sequence[Gate], data: Path | None, options: argparse.Namespace) -> int:
@@ -144,8 +145,9 @@ def _side_by_side(gates: Sequence[Gate], data: Path | None, options: argparse.Na
 
     def report(ended: Ended) -> None:
         if ended.measured:
-            codes.add(ended.code)
-            print(told(read_records(options.out, [ended.gate])[ended.gate.preset]), flush=True)
+            record = read_records(options.out, [ended.gate])[ended.gate.preset]
+            codes.add(int(not record.met))
+            print(told(record), flush=True)
             render(options.out)
         else:
             codes.add(2)

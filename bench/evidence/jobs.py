@@ -35,14 +35,14 @@ class Ended:
 
     gate: Gate
     code: int
-    """0: met; 1: missed, with a record all the same; anything else: failed or stopped."""
+    """0: measured, whatever its record says; anything else: failed or stopped."""
     last_line: str
     """What it said last."""
 
     @property
     def measured(self) -> bool:
         """Whether it wrote a record."""
-        return self.code in (0, 1)
+        return self.code == 0
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def run_all(
             running = _reap(running, on_end)
             time.sleep(POLL_SECONDS)
         _stop(running)
-    left = [one.gate for one in running if one.process.returncode not in (0, 1)]
+    left = [one.gate for one in running if one.process.returncode != 0]
     _reap([one for one in running if one.gate not in left], on_end)
     return [*left, *waiting]
 

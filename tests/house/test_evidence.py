@@ -517,7 +517,8 @@ def test_gates_side_by_side_go_on_after_a_failure(tmp_path: Path) -> None:
     assert run_all(gates, 2, command, tmp_path / "logs", ended.append) == []
     assert {one.gate: one.code for one in ended} == codes
     assert {one.last_line for one in ended} == {f"{gate.algo} ends" for gate in gates}
-    assert {one.gate for one in ended if one.measured} == {ppo, sac}
+    # Python exits with 1 when it breaks, so that is not a record of a missed bar.
+    assert {one.gate for one in ended if one.measured} == {sac}
 
 
 def test_a_signal_stops_what_runs_and_names_what_is_left(tmp_path: Path) -> None:

@@ -406,3 +406,24 @@ def test_several_updates_are_captured_as_one_graph_when_they_are_first_due(
     assert [updates(count) for count in (most + 2, most, 2)] == [most, most, 1]
     assert captured == [1, most]
     assert len(done) == 4 + 2 * most
+
+
+@pytest.mark.parametrize(
+    ("serial_steps", "planned", "first"), [(1, 10_000, math.inf), (1, 20_000, 0), (79, 500, 0)]
+)
+def test_a_run_on_an_accelerator_is_compiled_where_its_eager_updates_would_take_long(
+    serial_steps: int, planned: int, first: float
+) -> None:
+    learner = SimpleNamespace(device=torch.device("cuda"), serial_steps=serial_steps)
+    run: Any = SimpleNamespace(
+        learner=learner, config=SimpleNamespace(precision="fp32"), mode="auto", _failed=False
+    )
+    assert Accelerator.first_update(run, planned, 1, 256) == first
+
+
+def test_steps_through_time_follow_one_another() -> None:
+    config = small_config("dreamer", Path(), algo_kwargs={"batch_length": 7})
+    env = probe_env(config.env_id, config.env_kwargs)
+    spec = get_algorithm_spec("dreamer")
+    learner = spec.build(env, config.algo_config, (0,), torch.device("cpu"))
+    assert learner.serial_steps == 7 + config.algo_config.imagination_horizon  # type: ignore[attr-defined]

@@ -388,6 +388,15 @@ class Learner(Stateful, Generic[BatchT]):
         """Multiplications of one call of `act_from`, where it costs more than an update."""
         return 0.0
 
+    @property
+    def serial_steps(self) -> int:
+        """Steps of an update that follow one another, such as those of a sequence; most take one.
+
+        By it a run on an accelerator, where each launches its own kernels, tells how long an eager
+        update takes.
+        """
+        return 1
+
     def random_action(self, num_envs: int) -> Tensor:
         """Draw uniformly random actions `[S, n, ...]` in learner units."""
         raise NotImplementedError

@@ -188,6 +188,11 @@ class Dreamer(Learner[SequenceBatch]):
         """F: the features of a state."""
         return self.world_model.feature_dim
 
+    @property
+    def serial_steps(self) -> int:
+        """Those of a sequence, then those that are imagined."""
+        return self.part(SequenceReplay).batch_length + self.config.imagination_horizon
+
     def set_progress(self, progress: float) -> None:
         """Move every schedule, that of the entropy too."""
         super().set_progress(progress)
