@@ -124,7 +124,7 @@ def _one_by_one(gates: Sequence[Gate], data: Path | None, options: argparse.Name
         print(told(record), flush=True)
         if not options.child:
             render(options.out)
-    # Python itself exits with 1 when it breaks; who started a child reads the verdict in its record.
+    # Python exits with 1 when it breaks, too; who started a child reads the verdict in its record.
     return int(missed and not options.child)
 
 
