@@ -130,7 +130,7 @@ def _replay(
     learner: AnyLearner,
 ) -> ReplayBuffer:
     discrete = spec.action_kind == "discrete"
-    row = _row_bytes(config, spec)
+    row = _row_bytes(config, spec, learner)
     needed = row * config.buffer_capacity * learner.num_seeds
     require_free(needed, f"algo_kwargs.buffer_capacity {config.buffer_capacity}", learner.device)
     return kind(
@@ -146,12 +146,13 @@ def _replay(
     )
 
 
-def _row_bytes(config: ReplaySettings, spec: EnvSpec) -> int:
+def _row_bytes(config: ReplaySettings, spec: EnvSpec, learner: AnyLearner) -> int:
     """Return the memory of one transition; the extra frames of a frame replay are few."""
     size = math.prod(spec.obs_shape)
     if isinstance(config, SequenceReplay):
         size += size // SHARE_OF_STARTS
-        return size * (1 if _has_images(spec) else 4) + 4 * (spec.action_dim + 4)
+        belief = 2 * learner.belief_size + 8 if config.stored_latents else 0
+        return size * (1 if _has_images(spec) else 4) + 4 * (spec.action_dim + 4) + belief
     if _keeps_frames(config, spec):
         return size // spec.frame_stack + 4 * 5 + 8
     return 4 * (2 * size + spec.action_dim + 3)
