@@ -365,12 +365,12 @@ def _short_episodes(subject: Subject) -> Iterator[Finding]:
         first = data.episode_starts[short]
         before = np.maximum(first - 1, 0)
         # A recording that goes on after a goal is in the next one at once.
-        goes_on = ~any_in_row(data.next_observations[before] != data.observations[first])
-        goes_on &= data.terminations[before] & (first > 0)
+        continues = ~any_in_row(data.next_observations[before] != data.observations[first])
+        continues &= data.terminations[before] & (first > 0)
         yield from subject.at_episodes(
             "short_episodes",
             "warning",
-            short[~goes_on],
+            short[~continues],
             f"episodes have fewer than {SHORT} steps, where the median is {np.median(lengths):g}",
             "look whether an end is marked one row too early or too late",
         )

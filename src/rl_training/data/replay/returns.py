@@ -40,8 +40,8 @@ def returns_to_go(rewards: Array, terminated: Array, truncated: Array, gamma: fl
     result = np.empty(len(rewards), np.float32)
     for start, stop in pairwise((0, *ends.tolist())):
         episode = rewards[start:stop].astype(np.float64)
-        goes_on = not terminated[stop - 1] and gamma < 1
-        total = float(episode.mean()) / (1 - gamma) if goes_on else 0.0
+        continues = not terminated[stop - 1] and gamma < 1
+        total = float(episode.mean()) / (1 - gamma) if continues else 0.0
         values = []
         for reward in reversed(episode.tolist()):
             total = reward + gamma * total
