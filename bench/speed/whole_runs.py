@@ -92,6 +92,7 @@ WATCHED: tuple[Watched, ...] = (
     (RolloutRunner, "sample", "acting"),
     (HostCopy, "array", "waiting for actions"),
     (ReplayRunner, "update", "updates"),
+    (ReplayRunner, "begin", "updates"),
     (ReplayRunner, "take_in", "storing, updates, acting"),
     (OnPolicyLearner, "update", "updates"),
     (Accelerator, "programs", "compiling"),

@@ -124,6 +124,22 @@ class Rng:
         """Draw a seed for somebody else's generator per seed, on the host."""
         return [int(word) for word in self.integers(2**31 - 1, 1).flatten()]
 
+    def foresee(self, first: int, draws: int, size: int) -> NDArray[np.uint32]:
+        """Return what `integers` will make its numbers of, `[draws, S, size]`; nothing is drawn.
+
+        A word w becomes the integer `w * high >> 32`.
+
+        Args:
+            first: Number of the first draw, counted from 0.
+            draws: How many draws.
+            size: Integers per draw and seed.
+        """
+        numbers = np.arange(first, first + draws, dtype=np.uint64)
+        starts = _mix(self._host_keys + numbers * np.uint64(_DRAW)).T  # [draws, S]
+        words = starts[..., None] ^ np.arange(size, dtype=np.uint64)
+        words *= np.uint64(_GOLDEN)
+        return (_mix(words) >> np.uint64(32)).astype(np.uint32)
+
     def seek(self, position: int) -> None:
         """Go to a numbered draw, so that what follows does not depend on what was drawn before."""
         self.counter.fill_(position)

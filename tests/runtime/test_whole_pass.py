@@ -32,6 +32,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sac, overlap": ("sac", {"overlap": True}, {}),
     "td3, two phases": ("td3", {}, {"policy_delay": 2}),
     "dqn, n-step": ("dqn", {}, {"n_step": 3, "epsilon_start": 0.1, "epsilon_end": 0.1}),
+    "sac, a full ring": ("sac", {}, {"buffer_capacity": 40}),
 }
 
 
@@ -63,6 +64,21 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(ReplayRunner, "take_in", build)
     monkeypatch.setattr(CapturedPass, "__call__", noting)
+    return found
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each pass with updates had begun them before its step."""
+    found: list[bool] = []
+    begin = CapturedPass.begin
+
+    def noting(self: CapturedPass, count: int) -> None:
+        begin(self, count)
+        if count:
+            found.append(self._begun is not None)
+
+    monkeypatch.setattr(CapturedPass, "begin", noting)
     return found
 
 
@@ -100,10 +116,16 @@ def run(name: str, folder: Path, stop_at: int | None = None, **changes: Any) -> 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_whole_pass_is_its_parts(
-    name: str, tmp_path: Path, passes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    tmp_path: Path,
+    passes: list[tuple[int, ...]],
+    early: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = run(name, tmp_path / "whole")
     assert passes, "no pass was taken as a whole"
+    overlaps = CASES[name][1].get("overlap", False)
+    assert set(early) == ({False} if overlaps else {False, True}), "updates before their steps"
     with monkeypatch.context() as patch:
         patch.setattr(ReplayRunner, "take_in", lambda *_: None)
         parts = run(name, tmp_path / "parts")

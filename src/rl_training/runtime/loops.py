@@ -82,11 +82,12 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
         progress = session.progress
         learner.set_progress(progress)
         replay.set_progress(progress)
-        seen = collector.step((ahead.take() or actor.choose()).array())
+        due = updates_due(pacing, learning_starts, session.step, session.step + envs.num_envs)
+        if actions := ahead.take():
+            runner.begin(due)  # on the device, while the actions arrive and the step is taken
+        seen = collector.step((actions or actor.choose()).array())
         statistics.see(seen)
-        before = session.step
         session.advance(envs.num_envs)
-        due = updates_due(pacing, learning_starts, before, session.step)
         ahead.put(actor.take_in(seen.transition, due))
         each(phases.after_each)
         session.tick()

@@ -47,6 +47,7 @@ class DatasetBuffer(ReplayBuffer):
     """The rows of a dataset on the learner's device; a checkpoint holds their digest alone."""
 
     read_only = (*ReplayBuffer.read_only, "_shares", "_starts", "_lengths")
+    foreseeable = False
     is_mapped: ClassVar[bool] = False
     """Whether rows stay where they are, so that batches are drawn outside of compiled updates."""
 

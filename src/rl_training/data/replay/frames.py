@@ -177,6 +177,10 @@ class FrameReplayBuffer(ReplayBuffer):
         """Draw the rows of a batch, `[S, B]`, counted back from the newest."""
         return self._back_from_newest(rng.integers(self._size.tensor, batch_size))
 
+    def draws_of_newest(self) -> list[range]:
+        """Return which draws will read the step that is stored next, if only its first frame."""
+        return [range((self.n_step + 1) * self.num_envs)]
+
     def gather(self, index: Tensor, weight: Tensor | None = None) -> TransitionBatch:
         """Return the transitions at rows `index` `[S, B]`, as n-step ones when asked for."""
         flat = self._flat(index)

@@ -32,6 +32,7 @@ class Mixed(ReplayBuffer):
     """Part of a buffer: batches are completed from another one, whose rows come first."""
 
     read_only = (*ReplayBuffer.read_only, *(f"other.{name}" for name in DatasetBuffer.read_only))
+    foreseeable = False
 
     def __init__(self, *arguments: Any, other: ReplayBuffer, other_ratio: float, **options: Any):
         """Allocate the storage.

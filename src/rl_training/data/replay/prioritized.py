@@ -28,6 +28,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """Ring of transitions drawn in proportion to their priority."""
 
     stores_by_graph = False
+    foreseeable = False
 
     def __init__(
         self,

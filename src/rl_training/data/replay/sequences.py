@@ -58,6 +58,7 @@ class RecurrentReplayBuffer(ReplayBuffer):
     )
     _apart = ("obs",)
     _tracks_newest = True
+    foreseeable = False
 
     def __init__(
         self,

@@ -78,6 +78,8 @@ class ReplayBuffer:
     """Fields that an n-step transition takes from its last row."""
     _tracks_newest: ClassVar[bool] = False
     """Whether what is drawn depends on which row is the newest; n-step returns always do."""
+    foreseeable: ClassVar[bool] = True
+    """Whether a batch is one uniform draw of rows, so that the host can tell which it will hold."""
 
     def __init__(
         self,
@@ -315,6 +317,21 @@ class ReplayBuffer:
             self.rows[name].index_copy_(1, staged[_ROWS], staged[name])
         counts = [self._next.tensor, self._size.tensor]
         torch._foreach_copy_(counts, list(staged[_COUNTS].unbind()))
+
+    def count_ahead(self) -> None:
+        """Count a step on the device whose rows are stored later; may be captured."""
+        size = self._size.tensor
+        self._next.tensor.add_(self.num_envs)
+        size.copy_((size + self.num_envs).clamp_(max=self.drawable))
+
+    def draws_of_newest(self) -> list[range]:
+        """Return which draws of `draw_rows` will read the step that is stored next.
+
+        They are numbers below the size of the replay once that step is stored.
+        """
+        after = self.inserted.value + self.num_envs
+        oldest = max(after - self.n_step * self.num_envs, 0)
+        return [range(part.start, part.stop) for part in self._slices(oldest, after)]
 
     def set_inserted(self, count: int) -> None:
         """Say how many rows have been stored so far."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner
+from rl_training.algorithms.sources import rows_per_update
+from rl_training.data.replay.foresight import Foresight
 from rl_training.data.replay.storage import ReplayBuffer, StepArrays
 from rl_training.runtime.compile.cache import Program
 from rl_training.runtime.compile.programs import counted
@@ -70,6 +73,10 @@ class CapturedPass:
     costs one launch and one wait. These follow each other as they do one by one; where acting
     overlaps, the actions come first and the host need not wait for the updates. Schedules of acting
     (an exploration rate) are read at the step before the one that is acted in.
+
+    Updates whose batches hold no row of a step may be begun before the environments take it, and
+    run meanwhile. They give the same bits as after it: what the device computes, and in which order
+    it draws, is the same. Storing the step and acting are the rest of the pass then.
     """
 
     def __init__(
@@ -94,14 +101,20 @@ class CapturedPass:
         """
         self.learner, self.replay, self.recorder = learner, replay, recorder
         self._act, self._updates, self._acts_first = act, dict(updates), acts_first
-        self._arrival = Arrival(learner.device)
+        self._device = learner.device
+        self._arrival = Arrival(self._device)
         stored = replay.rows["action"]
         lead = (learner.num_seeds, replay.num_envs)
         self._action = pinned_like(stored.new_empty(*lead, *stored.shape[2:]))
         self._chosen = HostCopy(self._action, self._arrival.event)
         self._single = {phase: (phase,) for phase in self._updates}
         self._graphs: dict[tuple[int, ...], Captured] = {}
+        self._early: dict[tuple[int, ...], Captured] = {}
         self._staging: Staging | None = None
+        self._foresight: Foresight | None = None
+        if replay.foreseeable and not acts_first:
+            self._foresight = Foresight(replay, rows_per_update(learner))
+        self._begun: tuple[int, ...] | None = None
 
     def phases(self, count: int) -> tuple[int, ...] | None:
         """Return the phases of the next updates; None where a pass cannot be one graph."""
@@ -116,23 +129,52 @@ class CapturedPass:
                 phases.append(learner.phase())
         return tuple(phases) if self._updates.keys() >= set(phases) else None
 
+    def forget_draws(self) -> None:
+        """Note that batches were drawn outside of whole passes."""
+        if self._foresight is not None:
+            self._foresight.forget()
+
+    def begin(self, count: int) -> None:
+        """Begin the updates of the next step if none of them needs it; `__call__` does the rest."""
+        assert self._begun is None
+        if not count or self._foresight is None or self._staging is None:
+            return
+        phases = self.phases(count)
+        if phases is None or not self._foresight.is_apart(count):
+            return
+        graph = self._early.get(phases)
+        if graph is None:
+            graph = self._early[phases] = Captured(partial(self._ahead, phases), self._device)
+        graph()
+        self._begun = phases
+
+    def _ahead(self, phases: tuple[int, ...]) -> None:
+        self.replay.count_ahead()
+        do_updates([self._updates[phase] for phase in phases], self.recorder)
+
     def __call__(self, seen: StepArrays, obs: NDArray[Any], phases: tuple[int, ...]) -> HostCopy:
         """Store a step, do the updates of these phases and choose actions for `obs`."""
-        graph = self._graphs.get(phases)
+        assert self._begun in (None, phases), (self._begun, phases)
+        left = phases if self._begun is None else ()
+        self._begun = None
+        graph = self._graphs.get(left)
         if graph is None:
-            graph = self._graphs[phases] = self._graph(obs, phases)
+            graph = self._graphs[left] = self._graph(obs, left)
         assert self._staging is not None
         # The actions of the pass before have arrived, so nothing reads the staged arrays any more.
         np.copyto(self._staging.writable()["obs"], obs)
         self.replay.add_step(seen, graph)
-        self.learner.num_updates.value += len(phases)
-        self.recorder.count_kept(len(phases))
+        if phases:
+            self.learner.num_updates.value += len(phases)
+            self.recorder.count_kept(len(phases))
+            if self._foresight is not None:
+                self._foresight.drawn(len(phases))
         return self._chosen
 
     def _graph(self, obs: NDArray[Any], phases: tuple[int, ...]) -> Captured:
         if self._staging is None:
             seen = torch.from_numpy(obs)
-            self._staging = Staging({"obs": (seen.shape, seen.dtype)}, self.learner.device)
+            self._staging = Staging({"obs": (seen.shape, seen.dtype)}, self._device)
             self.replay.prepare_staging()
             self.recorder.prepare_keeping()
         programs = [self._updates[phase] for phase in phases]
@@ -145,7 +187,7 @@ class CapturedPass:
             if not self._acts_first:
                 self._choose()
 
-        return Captured(whole, self.learner.device)
+        return Captured(whole, self._device)
 
     def _choose(self) -> None:
         assert self._staging is not None

@@ -347,8 +347,15 @@ class ReplayRunner:
             action = self.learner.act_from(self.acting, given, explore=True)
         return HostCopy(action) if self._on_cpu else HostCopy.of(action)
 
+    def begin(self, due: int) -> None:
+        """Begin the updates of a step that is still to be taken, where they can do without it."""
+        if self._pass is not None:
+            self._pass.begin(due)
+
     def update(self, count: int) -> None:
         """Do `count` updates."""
+        if self._pass is not None:
+            self._pass.forget_draws()
         while count:
             # Before each: rounds are as long as the loop likes, and a run may be cut inside one.
             self._switch_when_due()
