@@ -144,8 +144,9 @@ def test_acting_is_by_running_statistics() -> None:
 
     def normalised(h: Array, layer: StackedBatchRenorm) -> Array:
         mean, var = array(layer.mean)[0], array(layer.variance)[0]
-        result: Array = (h - mean) / np.sqrt(var + 1e-3)
-        return result * array(layer.scale)[0] + array(layer.shift)[0]
+        scale, shift = array(layer.scale)[0], array(layer.shift)[0]
+        result: Array = (h - mean) / np.sqrt(var + 1e-3) * scale + shift
+        return result
 
     first, second = renorms(actor)
     h = np.maximum(normalised(array(obs)[0], first) @ layers[0][0] + layers[0][1], 0)

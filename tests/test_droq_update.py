@@ -45,13 +45,13 @@ def array(tensor: Tensor) -> Array:
 
 def dropped_q(critic: StackedMLP, inputs: Array, masks: list[Array], member: int) -> Array:
     """Linear map, dropout, layer normalisation, relu, twice; then Q, in NumPy, of one seed."""
-    x = inputs
-    for layer, norm, mask in zip(critic.layers, critic.norms, masks, strict=False):
+    x, layers, norms = inputs, list[Any](critic.layers), list[Any](critic.norms)
+    for layer, norm, mask in zip(layers[:-1], norms, masks, strict=True):
         x = (x @ array(layer.weight)[0, member] + array(layer.bias)[0, member]) * mask[member]
         x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
         x = np.maximum(x * array(norm.scale)[0, member] + array(norm.shift)[0, member], 0)
-    last = critic.layers[-1]
-    return (x @ array(last.weight)[0, member] + array(last.bias)[0, member])[:, 0]
+    q: Array = (x @ array(layers[-1].weight)[0, member] + array(layers[-1].bias)[0, member])[:, 0]
+    return q
 
 
 def drawn_masks(rng: Rng, rate: float) -> list[Array]:

@@ -53,7 +53,8 @@ class Reference:
         self.mean = self.momentum * self.mean + (1 - self.momentum) * mean
         self.var = self.momentum * self.var + (1 - self.momentum) * var
         self.steps += 1
-        return ((x - mean) / sigma * r + d) * self.scale + self.shift
+        y: Array = ((x - mean) / sigma * r + d) * self.scale + self.shift
+        return y
 
     def evaluate(self, x: Array) -> Array:
         return (x - self.mean) / np.sqrt(self.var + EPS) * self.scale + self.shift

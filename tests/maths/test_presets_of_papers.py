@@ -102,21 +102,8 @@ LOCOMOTION: dict[str, Any] = {
     "tau": 0.005,
     "n_step": 1,
 }
-SOFT: dict[str, Any] = {
-    "gamma": 0.99,
-    "adam_epsilon": 1e-8,
-    "alpha": "auto",
-    "initial_alpha": 1.0,
-    "actor_learning_rate": None,
-    "hidden_sizes": (256, 256),
-    "batch_size": 256,
-    "buffer_capacity": 1_000_000,
-    "train_frequency": 1,
-    "n_step": 1,
-}
 MANY_UPDATES: dict[str, Any] = SOFT | {
-    "learning_rate": 3e-4,
-    "tau": 0.005,
+    "n_step": 1,
     "learning_starts": 5_000,
     "gradient_updates_per_step": 20,
     "critic_hidden_sizes": None,
@@ -138,26 +125,21 @@ ENTROPIES = {"hopper": -1.0, "halfcheetah": -3.0, "walker2d": -3.0}
 """Target entropies of MBPO, which REDQ and DroQ took over."""
 CROSSED: dict[str, Any] = SOFT | {
     "learning_rate": 1e-3,
+    "tau": 1.0,
     "learning_starts": 5_000,
-    "gradient_updates_per_step": 1,
     "critic_hidden_sizes": (2048, 2048),
     "num_critics": 2,
     "num_target_critics": None,
     "actor_q": "min",
     "policy_delay": 3,
-    "target_entropy": None,
     "renorm_momentum": 0.99,
     "renorm_warmup": 100_000,
 }
 TRUNCATED: dict[str, Any] = SOFT | {
-    "learning_rate": 3e-4,
-    "tau": 0.005,
-    "gradient_updates_per_step": 1,
     "critic_hidden_sizes": (512, 512, 512),
     "num_critics": 5,
     "num_quantiles": 25,
     "kappa": 1.0,
-    "target_entropy": None,
 }
 DROPPED = {"hopper": 5, "halfcheetah": 0, "walker2d": 2, "humanoid": 2}
 """Quantiles that TQC drops per critic."""

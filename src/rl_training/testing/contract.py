@@ -94,6 +94,8 @@ SMALL: dict[str, Any] = {
 AT_MOST: dict[str, int] = {"gradient_updates_per_step": 2, "num_critics": 3}
 """Bounds on defaults that would make tests slow, or too short to see what comes once a round."""
 
+OWN_WIDTHS: dict[str, Any] = {"critic_hidden_sizes": [16, 16]}
+"""Values of settings that are small anyway where they follow others."""
 STATISTICAL = 64
 """Rows of a batch that is normalised by its own statistics: of a unit that fires on all rows the
 bias has no gradient but rounding, by whose sign Adam moves it."""
@@ -134,6 +136,7 @@ def small_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:
     fields = spec.config_class.model_fields
     small = {k: v for k, v in SMALL.items() if k in fields}
     small |= {k: v for k, v in AT_MOST.items() if k in fields and fields[k].default > v}
+    small |= {k: v for k, v in OWN_WIDTHS.items() if k in fields and fields[k].default is not None}
     if "renorm_momentum" in fields:
         small["batch_size"] = STATISTICAL
     return small | changes
