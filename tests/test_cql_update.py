@@ -83,8 +83,13 @@ def test_every_state_has_three_groups_of_proposals_and_all_are_reduced() -> None
     seen: list[torch.Size] = []
     original = learner.q_of_several
 
-    def watched(obs: Tensor, actions: Tensor, critic: nn.Module | None = None) -> Tensor:
-        q = original(obs, actions, critic)
+    def watched(
+        obs: Tensor,
+        actions: Tensor,
+        critic: nn.Module | None = None,
+        members: Tensor | None = None,
+    ) -> Tensor:
+        q = original(obs, actions, critic, members)
         seen.append(q.shape)
         return q
 

@@ -344,7 +344,8 @@ def test_dropout_is_that_of_numpy_and_leaves_no_trace() -> None:
     loss, metrics = learner.actor_loss(batch)
     mask = (rng.uniform(B, 16) >= 0.3).double() / 0.7
     assert 0 < (mask == 0).float().mean() < 1
-    hidden, output = learner.model.policy_layers.layers
+    assert isinstance(learner.model.actor, StackedMLP)
+    hidden, output = learner.model.actor.layers
     values = [p.detach().double() for layer in (hidden, output) for p in layer.parameters()]
     activity = torch.relu(batch.obs.double() @ values[0] + values[1]) * mask
     mean = torch.tanh(activity @ values[2] + values[3])

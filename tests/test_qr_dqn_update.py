@@ -10,7 +10,8 @@ from torch import nn
 
 from helpers.quantiles import STATES, learner_of, trained_on_two_points, transitions, values_of
 from rl_training.algorithms.dqn import DQN
-from rl_training.algorithms.qr_dqn import QRDQN, midpoints, qr_dqn_loss
+from rl_training.algorithms.losses import midpoints
+from rl_training.algorithms.qr_dqn import QRDQN, qr_dqn_loss
 from rl_training.algorithms.quantile import of_action
 from rl_training.data.batch import TransitionBatch
 from rl_training.errors import ConfigError

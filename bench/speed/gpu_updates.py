@@ -1,11 +1,15 @@
-"""Rows `gpu-sac` and `gpu-update`: updates of many seeds at once, as the loops run them."""
+"""Rows `gpu-sac`, `gpu-update`, `gpu-actors`: updates of many seeds at once, as loops run them.
+
+In `gpu-actors` SAC, which comes first, is the side that the others are compared with.  An
+environment step of REDQ and DroQ has twenty updates, one of the others has one.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +35,12 @@ from rl_training.runtime.compile.cuda_graph import STEPS_PER_REPLAY
 SEEDS: dict[str, tuple[int, ...]] = {"sac": (1, 32, 128)}
 FEW_SEEDS: tuple[int, ...] = (1, 32)
 ALGOS = ("cql", "iql", "td3_bc")
+NARROW: dict[str, dict[str, Any]] = {
+    "crossq": {"critic_hidden_sizes": [64, 64]},
+    "tqc": {"critic_hidden_sizes": [64, 64]},
+    "redq": {"num_critics": 3},
+}
+"""Settings for a CPU, where figures only show that a row can be measured."""
 PROFILED = 64
 TOP = 6
 
@@ -39,12 +49,19 @@ def measure(row: Row, options: Options) -> Iterator[Figure]:
     """Measure every number of seeds in every precision; one that fails does not stop the rest."""
     device = choose_device(row.name, options)
     torch.set_num_threads(options.threads)
+    beside: dict[tuple[int, str], list[float]] = {}
     for work in _works(row, options):
         if work.precision == "tf32" and device.type != "cuda":
             continue
-        yield failing_softly(
+        made = failing_softly(
             partial(_measure_one, row, options, device, work), partial(_figure, row, work, {})
         )
+        case = work.count, work.precision
+        if work.algo == "sac":
+            beside[case] = [rate for rates in made.samples.values() for rate in rates]
+        elif case in beside:
+            made = replace(made, samples={**made.samples, "sac": beside[case]})
+        yield made
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -80,6 +97,7 @@ def _measure_one(row: Row, options: Options, device: torch.device, work: Work) -
         seeds=list(range(count)),
         threads=options.threads,
         device=str(device),
+        algo_kwargs={} if device.type == "cuda" else NARROW.get(work.algo, {}),
     )
     wait = synchronizer(device)
     updates = prepare_updates(config, device)

@@ -317,6 +317,14 @@ _ALL = (
         measure="gpu_updates",
     ),
     Row(
+        name="gpu-actors",
+        what="the same of SAC beside REDQ, DroQ, CrossQ and TQC, each with its own critics",
+        bars={"crossq 1 seed": Bar("ratio", 0.7), "crossq 32 seeds": Bar("ratio", 0.7)},
+        group="gpu",
+        measure="gpu_updates",
+        algos=("sac", "redq", "droq", "crossq", "tqc"),
+    ),
+    Row(
         name="gpu-pets",
         what="one action of PETS on the device, sizes of pets-action, in fp32, tf32 and bf16",
         unit="ms",

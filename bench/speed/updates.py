@@ -35,8 +35,9 @@ LEAST_ACTIONS = 2
 """Made-up discrete actions are below this, so that every task has them."""
 _CONSTANT = {"continues": 1.0, "truncated": 0.0, "age": 1_000.0, "slot": CONTINUES}
 """Fields of replayed rows that say where episodes begin and end."""
+_ONLINE: dict[str, Any] = {"buffer_capacity": SAC.buffer}
 _SETTINGS: dict[str, dict[str, Any]] = {
-    "sac": {"buffer_capacity": SAC.buffer},
+    **dict.fromkeys(("sac", "redq", "droq", "crossq", "tqc"), _ONLINE),
     "cql": {
         "num_critics": OFFLINE.num_critics,
         "num_cql_samples": OFFLINE.cql_samples,
@@ -58,7 +59,7 @@ def update_config(algo: str, **changes: Any) -> TrainConfig:
         "hidden_sizes": SAC.hidden,
         "eval_interval": 0,
     } | _SETTINGS[algo]
-    if algo != "sac":
+    if _SETTINGS[algo] is not _ONLINE:
         # The compiling process traces with rows of these shapes; ours are those of the peers.
         settings |= {"dataset_kind": "random", "dataset_size": SAC.buffer}
     return TrainConfig(

@@ -69,6 +69,7 @@ TABLE: tuple[ForeignName, ...] = (
         ("target_noise_clip", "noise_clip"),
         ("n_critics", "num_critics"),
         ("n_quantiles", "num_quantiles"),
+        ("top_quantiles_to_drop_per_net", "quantiles_to_drop"),
         ("net_arch", "hidden_sizes model_hidden_sizes", _WIDTHS),
         ("policy_kwargs", "hidden_sizes model_hidden_sizes", "what is in net_arch"),
         ("activation_fn", "activation", "a name, such as tanh"),

@@ -65,8 +65,8 @@ def test_a_row_names_work_that_exists_on_every_side(row: Any) -> None:
 def test_rows_with_a_peer_are_held_to_a_ratio_and_the_others_are_not() -> None:
     for row in ROWS.values():
         kinds = {bar.kind for bar in (row.bar, *row.bars.values()) if bar is not None}
-        beside_own_eager_form = row.name == "gpu-dreamer"
-        assert ("ratio" in kinds) == (bool(row.peers) or beside_own_eager_form)
+        beside_our_own = row.name in ("gpu-dreamer", "gpu-actors")
+        assert ("ratio" in kinds) == (bool(row.peers) or beside_our_own)
 
 
 def test_methods_whose_time_is_taken_are_there() -> None:
@@ -333,9 +333,18 @@ def test_the_algorithm_of_updates_is_chosen_and_gpu_sac_stays_sac() -> None:
     assert [(work.algo, work.count) for work in works] == [("sac", 1), ("sac", 32), ("sac", 128)]
 
 
+@pytest.mark.matrix
+def test_variants_of_sac_are_compared_with_it() -> None:
+    module = importlib.import_module("bench.speed.gpu_updates")
+    row = replace(ROWS["gpu-actors"], algos=("sac", "crossq"))
+    sac, crossq = module.measure(row, replace(ON_CPU, precisions=("fp32",)))
+    assert set(crossq.samples) == {*sac.samples, "sac"}
+    assert crossq.ratio == pytest.approx(crossq.ours / sac.ours)
+
+
 def test_bars_of_updates_are_of_lines_that_the_row_has() -> None:
     module = importlib.import_module("bench.speed.gpu_updates")
-    for name, algos in (("gpu-sac", None), ("gpu-update", ALGOS)):
+    for name, algos in (("gpu-sac", None), ("gpu-update", ALGOS), ("gpu-actors", None)):
         works = module._works(ROWS[name], replace(ON_CPU, seeds=None, algos=algos))
         assert set(ROWS[name].bars) <= {work.bar_name for work in works}
 

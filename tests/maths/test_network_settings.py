@@ -112,7 +112,7 @@ def test_actor_and_critics_have_widths_of_their_own(algo: str) -> None:
 
 @pytest.mark.parametrize("algo", WITH_WIDTHS)
 def test_without_them_both_have_the_common_ones(algo: str) -> None:
-    learner, _ = build(algo, hidden_sizes=[9], actor_hidden_sizes=[4])
+    learner, _ = build(algo, hidden_sizes=[9], actor_hidden_sizes=[4], critic_hidden_sizes=None)
     for name, stack in stacks_of(learner).items():
         widths = [layer.bias.shape[-1] for layer in layers_of(stack)][:-1]
         assert widths == ([4] if name.endswith(("actor", "flow")) else [9]), name

@@ -102,7 +102,52 @@ LOCOMOTION: dict[str, Any] = {
     "tau": 0.005,
     "n_step": 1,
 }
+MANY_UPDATES: dict[str, Any] = SOFT | {
+    "n_step": 1,
+    "learning_starts": 5_000,
+    "gradient_updates_per_step": 20,
+    "critic_hidden_sizes": None,
+    "actor_q": "mean",
+    "weight_init": "glorot",
+}
+RANDOMIZED: dict[str, Any] = MANY_UPDATES | {
+    "num_critics": 10,
+    "num_target_critics": 2,
+    "use_layer_norm": False,
+}
+DROPPING: dict[str, Any] = MANY_UPDATES | {
+    "num_critics": 2,
+    "num_target_critics": None,
+    "critic_dropout": 0.01,
+    "use_layer_norm": True,
+}
+ENTROPIES = {"hopper": -1.0, "halfcheetah": -3.0, "walker2d": -3.0}
+"""Target entropies of MBPO, which REDQ and DroQ took over."""
+CROSSED: dict[str, Any] = SOFT | {
+    "learning_rate": 1e-3,
+    "tau": 1.0,
+    "learning_starts": 5_000,
+    "critic_hidden_sizes": (2048, 2048),
+    "num_critics": 2,
+    "num_target_critics": None,
+    "actor_q": "min",
+    "policy_delay": 3,
+    "renorm_momentum": 0.99,
+    "renorm_warmup": 100_000,
+}
+TRUNCATED: dict[str, Any] = SOFT | {
+    "critic_hidden_sizes": (512, 512, 512),
+    "num_critics": 5,
+    "num_quantiles": 25,
+    "kappa": 1.0,
+}
+DROPPED = {"hopper": 5, "halfcheetah": 0, "walker2d": 2, "humanoid": 2}
+"""Quantiles that TQC drops per critic."""
 PAPERS: dict[str, dict[str, Any]] = {
+    **{f"redq/{task}": RANDOMIZED | {"target_entropy": e} for task, e in ENTROPIES.items()},
+    **{f"droq/{task}": DROPPING | {"target_entropy": e} for task, e in ENTROPIES.items()},
+    **{f"crossq/{task}": CROSSED for task in DROPPED},
+    **{f"tqc/{task}": TRUNCATED | {"quantiles_to_drop": n} for task, n in DROPPED.items()},
     "iql/halfcheetah": LOCOMOTION
     | {
         "actor_learning_rate": None,

@@ -95,13 +95,16 @@ class ActorCritic(TransitionLearner):
     """Name of the setting that holds the critics' step size."""
     actor_metrics: ClassVar[tuple[str, ...]] = ()
     """What `improve` measures, where the actor does not move at every update."""
+    has_target_critic: ClassVar[bool] = True
+    """Whether targets come from a slower copy of the critics."""
     model: Any  # networks `actor` and `critic`, `q_values`, `action_dim`
 
     def setup(self) -> None:
         """Create target critics and one optimizer per network."""
         config = self.config
-        self.target_critic = frozen_copy(self.model.critic)
-        self.target_parameters = list(self.target_critic.parameters())
+        if self.has_target_critic:
+            self.target_critic = frozen_copy(self.model.critic)
+            self.target_parameters = list(self.target_critic.parameters())
         self.critic_optimizer = self.network_optimizer(
             self.model.critic.parameters(), self.critic_rate, max_grad_norm=config.max_grad_norm
         )
@@ -132,14 +135,19 @@ class ActorCritic(TransitionLearner):
 
     def step(self, batch: TransitionBatch) -> StepOutput:
         """Do one update of critics, actor, multipliers and targets."""
-        with torch.no_grad():
-            target, target_metrics = self.td_target(batch)  # [S, B]
-        critic_loss, critic_metrics, td_error = self.critic_loss(batch, target)
+        critic_loss, critic_metrics, td_error = self.regress(batch)
         self.critic_optimizer.minimize(critic_loss)
         actor_metrics = self.improve(batch, critic_metrics)
         self.update_targets()
-        metrics = {"critic_loss": critic_loss} | target_metrics | critic_metrics | actor_metrics
+        metrics = {"critic_loss": critic_loss} | critic_metrics | actor_metrics
         return StepOutput(metrics, priority=td_error)
+
+    def regress(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Return the critics' loss `[S]` against their target, metrics, the TD error `[S, B]`."""
+        with torch.no_grad():
+            target, target_metrics = self.td_target(batch)  # [S, B]
+        loss, metrics, td_error = self.critic_loss(batch, target)
+        return loss, target_metrics | metrics, td_error
 
     def improve(self, batch: TransitionBatch, measured: dict[str, Tensor]) -> dict[str, Tensor]:
         """Move actor and multipliers when it is their turn; returns their metrics.
@@ -160,7 +168,9 @@ class ActorCritic(TransitionLearner):
         return self.last.read()
 
     def update_targets(self) -> None:
-        """Move the target critics."""
+        """Move the target critics, where there are any."""
+        if not self.has_target_critic:
+            return
         tau = self.setting("tau")
         polyak_update(self.target_parameters, self.critic_optimizer.parameters, tau)
 

@@ -111,6 +111,16 @@ class OptimizerSettings(StrictModel):
         return self
 
 
+ChosenOptimizer = Annotated[
+    OptimizerSettings,
+    BeforeValidator(
+        lambda value: {"type": value} if isinstance(value, str) else value,
+        json_schema_input_type=OptimizerSettings | OptimizerName,
+    ),
+]
+"""An optimizer as a user gives it: settings, or a name."""
+
+
 class EarlyStopping(StrictModel):
     """When to stop before `total_timesteps`: looked at after each evaluation."""
 
@@ -145,13 +155,7 @@ class AlgoConfig(Settings):
     """Steps between evaluations; 0 evaluates only at the end."""
     lr_schedule: LRSchedule = Field(default=LRSchedule())
     """Schedule of every learning rate."""
-    optimizer: Annotated[
-        OptimizerSettings,
-        BeforeValidator(
-            lambda value: {"type": value} if isinstance(value, str) else value,
-            json_schema_input_type=OptimizerSettings | OptimizerName,
-        ),
-    ] = Field(default=OptimizerSettings())
+    optimizer: ChosenOptimizer = Field(default=OptimizerSettings())
     """Optimizer of the networks: a name, or a mapping `{type: sgd, momentum: 0.9}`; a temperature
     and other single numbers always have Adam."""
     adam_epsilon: PositiveFloat = 1e-8

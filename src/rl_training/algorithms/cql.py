@@ -107,14 +107,15 @@ class CQL(SAC):
             q = self.best_of_several(batch.next_obs)
         else:
             action, _ = self.sample_action(batch.next_obs)
-            q = self.model.q_values(batch.next_obs, action, self.target_critic).amin(1)
+            members = self.target_members()
+            q = self.model.q_values(batch.next_obs, action, self.target_critic, members).amin(1)
         target = td_target(batch.reward, batch.discount, q)
         return target, {"target_q_mean": target, "entropy_term": torch.zeros_like(target)}
 
     def best_of_several(self, obs: Tensor) -> Tensor:
         """Return min_i max_a Q_i(s, a) over `num_cql_samples` policy actions, `[S, B]`."""
         actions, _ = self.several_actions(obs)
-        q = self.q_of_several(obs, actions, self.target_critic)  # [S, N, B, n]
+        q = self.q_of_several(obs, actions, self.target_critic, self.target_members())
         return q.amax(-1).amin(1)
 
     def critic_loss(
@@ -200,11 +201,17 @@ class CQL(SAC):
         noise = self.rng.normal(obs.shape[1], samples, self.model.action_dim)
         return tanh_gaussian_sample(mean.unsqueeze(2), log_std.unsqueeze(2), noise)
 
-    def q_of_several(self, obs: Tensor, actions: Tensor, critic: nn.Module | None = None) -> Tensor:
+    def q_of_several(
+        self,
+        obs: Tensor,
+        actions: Tensor,
+        critic: nn.Module | None = None,
+        members: Tensor | None = None,
+    ) -> Tensor:
         """Return Q of several actions per state, `[S, N, B, n]`."""
         samples = actions.shape[2]
         states = obs.unsqueeze(2).expand(-1, -1, samples, -1).flatten(1, 2)
-        q = self.model.q_values(states, actions.flatten(1, 2), critic)
+        q = self.model.q_values(states, actions.flatten(1, 2), critic, members)
         return q.view(*q.shape[:-1], -1, samples)
 
     def actor_loss(self, batch: TransitionBatch) -> Loss:

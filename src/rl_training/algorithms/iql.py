@@ -121,7 +121,7 @@ class IQL(ActorCritic):
             weight = (self.setting("beta", 2) * advantage).exp()
             weight = weight.clamp(max=self.config.max_advantage_weight)
         rows, rate = batch.obs.shape[1], self.config.policy_dropout
-        with dropout(self.model.policy_layers, rate, rows, self.rng):
+        with dropout(self.model.actor, rate, rows, self.rng):
             log_prob = self.model.log_prob(batch.obs, batch.action)
         loss = -(weight * log_prob).mean(1)
         return loss, {"advantage_mean": advantage, "weight_mean": weight}

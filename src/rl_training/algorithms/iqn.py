@@ -19,8 +19,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.config import part_of
+from rl_training.algorithms.losses import midpoints
 from rl_training.algorithms.pixel_config import encoder_for
-from rl_training.algorithms.qr_dqn import midpoints
 from rl_training.algorithms.quantile import (
     QUANTILE_METRICS,
     QuantileConfig,

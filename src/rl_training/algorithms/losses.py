@@ -28,6 +28,11 @@ def expectile_loss(error: Tensor, expectile: float | Tensor) -> Tensor:
     return (expectile - below).abs() * error.square()
 
 
+def midpoints(count: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return the fractions (2i - 1) / 2N, i = 1 .. N, `[N]` (Lemma 2 of arXiv:1710.10044)."""
+    return (torch.arange(count, device=device) + 0.5) / count
+
+
 def quantile_huber(
     prediction: Tensor,
     target: Tensor,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.algorithms.config import part_of
+from rl_training.algorithms.losses import midpoints
 from rl_training.algorithms.pixel_config import PixelConfig, encoder_for
 from rl_training.algorithms.quantile import (
     QUANTILE_METRICS,
@@ -63,11 +64,6 @@ class QRDQN(QuantileLearner):
             quantiles = of_action(self.q_network(batch.obs), batch.action)
         tau = midpoints(self.config.num_quantiles, self.device)
         return self.regress(batch, quantiles, tau, next_quantiles)
-
-
-def midpoints(count: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return the fractions (2i - 1) / 2N, i = 1 .. N (Lemma 2), `[N]`."""
-    return (torch.arange(count, device=device) + 0.5) / count
 
 
 def qr_dqn_loss(learner: QRDQN, batch: TransitionBatch) -> dict[str, Tensor]:

@@ -14,11 +14,19 @@ Deviations: each update draws its own batch, where the authors draw one large ba
 
 from __future__ import annotations
 
-from pydantic import model_validator
+from typing import Literal
+
 from torch import Tensor
 
 from rl_training.algorithms.config import LearningRate
-from rl_training.algorithms.sac import SAC, SACConfig, sac_loss, sac_networks
+from rl_training.algorithms.sac import (
+    ACTOR_METRICS,
+    DELAYED_METRICS,
+    SAC,
+    SACConfig,
+    sac_loss,
+    sac_networks,
+)
 from rl_training.algorithms.sources import PriorSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import TransitionBatch
@@ -37,24 +45,18 @@ class RLPDConfig(SACConfig):
     gradient_updates_per_step: PositiveInt = 20
     """Updates of the critics per round, the last of which moves the actor and the temperature."""
     num_critics: PositiveInt = 10
-    """Members of the critic ensemble; the actor climbs their mean."""
-    num_target_critics: PositiveInt = 2
-    """Target critics, drawn at random for each update, whose least value is the target."""
+    """Members of the critic ensemble."""
+    num_target_critics: PositiveInt | None = 2
+    """Target critics, drawn at random for each update, whose least value is the target; null takes
+    all of them (Algorithm 1, lines 8 to 12)."""
+    actor_q: Literal["min", "mean"] = "mean"
+    """What the actor climbs: the least of all critics, or their mean (Algorithm 1, line 16)."""
     use_layer_norm: bool = True
     """Normalise the critics' hidden layers."""
     backup_entropy: bool = True
     """Keep SAC's entropy term in the target; the paper drops it where rewards are sparse."""
     target_entropy: Number | None = None
     """Entropy a learned temperature aims at; null means -A/2."""
-
-    @model_validator(mode="after")
-    def _subset_fits_the_ensemble(self) -> RLPDConfig:
-        if self.num_target_critics > self.num_critics:
-            raise ValueError(
-                f"num_target_critics must be <= num_critics ({self.num_critics}), "
-                f"got {self.num_target_critics}"
-            )
-        return self
 
 
 class RLPD(SAC):
@@ -64,7 +66,7 @@ class RLPD(SAC):
     parts = (LearningRate, PriorSettings)
     config: RLPDConfig
     model: MLPSACModel
-    actor_metrics = ("actor_loss", "q_mean", "entropy")
+    actor_metrics = ACTOR_METRICS
 
     @property
     def actor_delay(self) -> int:
@@ -93,23 +95,10 @@ class RLPD(SAC):
             return -self.model.action_dim / 2
         return self.setting("target_entropy")
 
-    def target_members(self) -> Tensor | None:
-        """Draw the random subset of the target critics (Algorithm 1, line 8), `[S, Z]`."""
-        size, members = self.config.num_target_critics, self.model.num_critics
-        return self.rng.permutation(members)[:, :size] if size < members else None
-
     def next_value(self, q: Tensor, entropy_term: Tensor) -> Tensor:
         """Least of the drawn target critics (Algorithm 1, lines 9 to 12)."""
         value = q.amin(1)
         return value + entropy_term if self.config.backup_entropy else value
-
-    def policy_value(self, q: Tensor) -> Tensor:
-        """Mean of all critics (Algorithm 1, line 16)."""
-        return q.mean(1)
-
-    def improve(self, batch: TransitionBatch, measured: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Move actor and temperature at the end of a round; the temperature is always known."""
-        return super().improve(batch, measured) | {"alpha": self.log_alpha.detach().exp()}
 
 
 def rlpd_loss(learner: RLPD, batch: TransitionBatch) -> dict[str, Tensor]:
@@ -127,13 +116,6 @@ SPEC = AlgorithmSpec(
     loop=Loop.OFF_POLICY,
     phases=(Phase.PRIOR_DATA,),
     action_kinds=("continuous",),
-    metrics={
-        "critic_loss": "squared TD error, summed over critics",
-        "actor_loss": "alpha log pi - mean Q, at the last actor step",
-        "target_q_mean": "mean regression target",
-        "entropy_term": "mean of -alpha log pi(a'|s'), in the target with `backup_entropy`",
-        "q_mean": "mean of Q at the policy's actions, at the last actor step",
-        "alpha": "temperature",
-        "entropy": "policy entropy, at the last actor step",
-    },
+    metrics=DELAYED_METRICS
+    | {"entropy_term": "mean of -alpha log pi(a'|s'), in the target with `backup_entropy`"},
 )

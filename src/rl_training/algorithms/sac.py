@@ -6,7 +6,7 @@ divergence to the Boltzmann distribution of its critics, the temperature tracks 
 Deviations: the temperature is learned through its logarithm, with the loss of the authors' later
     code, `-log(alpha) (log pi + target entropy)`, whose gradient does not vanish with alpha; no
     separate state value network (as in the second paper); `num_critics` may exceed two, targets
-    take the minimum of all.
+    take the minimum of all, or of some that are drawn (`num_target_critics`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rl_training.algorithms.actor_critic import (
@@ -29,7 +29,24 @@ from rl_training.algorithms.sources import TransitionReplay
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.actor_with_critics import MLPSACModel, tanh_gaussian_sample
-from rl_training.validation import Number, PositiveFloat, Settings
+from rl_training.validation import Number, PositiveFloat, PositiveInt, Settings
+
+SAC_METRICS = {
+    "critic_loss": "squared TD error, summed over critics",
+    "actor_loss": "alpha log pi - min Q",
+    "target_q_mean": "mean regression target",
+    "entropy_term": "mean of -alpha log pi(a'|s') in the target",
+    "q_mean": "mean of min Q at the policy's actions",
+    "alpha": "temperature",
+    "entropy": "policy entropy, estimated on the batch",
+}
+ACTOR_METRICS = ("actor_loss", "q_mean", "entropy")
+"""What a step of the actor measures, for variants whose actor does not move at every update."""
+DELAYED_METRICS = SAC_METRICS | {
+    "actor_loss": "alpha log pi - Q (see `actor_q`), at the last actor step",
+    "q_mean": "mean of that Q at the policy's actions, at the last actor step",
+    "entropy": "policy entropy, at the last actor step",
+}
 
 
 class SACConfig(ActorCriticConfig):
@@ -43,6 +60,20 @@ class SACConfig(ActorCriticConfig):
     """Start of a learned temperature."""
     target_entropy: Number | None = None
     """Entropy a learned temperature aims at; null means -A, one nat below uniform per dimension."""
+    num_target_critics: PositiveInt | None = None
+    """Target critics, drawn at random for each update, whose least value is the target; null takes
+    all of them."""
+    actor_q: Literal["min", "mean"] = "min"
+    """What the actor climbs: the least of all critics, or their mean."""
+
+    @model_validator(mode="after")
+    def _subset_fits_the_ensemble(self) -> SACConfig:
+        if (self.num_target_critics or 1) > self.num_critics:
+            raise ValueError(
+                f"num_target_critics must be <= num_critics ({self.num_critics}), "
+                f"got {self.num_target_critics}"
+            )
+        return self
 
 
 class SAC(ActorCritic):
@@ -81,16 +112,30 @@ class SAC(ActorCritic):
         action, log_prob = self.sample_action(batch.next_obs)
         members = self.target_members()
         q = self.model.q_values(batch.next_obs, action, self.target_critic, members)  # [S, N, B]
-        entropy_term = -self.log_alpha.exp().unsqueeze(1) * log_prob
+        return self.soft_target(batch, q, log_prob)
+
+    def soft_target(self, batch: TransitionBatch, q: Tensor, log_prob: Tensor) -> Loss:
+        """Return the target `[S, B]` that Q of s' `[S, N, B]` gives, with its metrics."""
+        entropy_term = self.entropy_term(log_prob)
         target = td_target(batch.reward, batch.discount, self.next_value(q, entropy_term))
         return target, {
             "target_q_mean": target,
             "entropy_term": entropy_term,
         }
 
+    def entropy_term(self, log_prob: Tensor) -> Tensor:
+        """Return -alpha log pi, `[S, B]`, with no gradient to the temperature."""
+        return -self.log_alpha.detach().exp().unsqueeze(1) * log_prob
+
     def target_members(self) -> Tensor | None:
-        """Choose the target critics of this update, `[S, Z]` for each seed; None is all."""
-        return None
+        """Draw the target critics of this update, `[S, Z]` for each seed; None is all.
+
+        A random subset of them is REDQ's (Algorithm 1 of arXiv:2101.05982).
+        """
+        size, members = self.config.num_target_critics, self.model.num_critics
+        if size is None or size == members:
+            return None
+        return self.rng.permutation(members)[:, :size]
 
     def next_value(self, q: Tensor, entropy_term: Tensor) -> Tensor:
         """Value of s' `[S, B]` from the target critics `[S, N, B]`: their least, plus entropy."""
@@ -98,10 +143,13 @@ class SAC(ActorCritic):
 
     def policy_value(self, q: Tensor) -> Tensor:
         """Value `[S, B]` of the policy's actions that it climbs, from the critics `[S, N, B]`."""
-        return q.amin(1)
+        return q.amin(1) if self.config.actor_q == "min" else q.mean(1)
 
     def actor_loss(self, batch: TransitionBatch) -> Loss:
-        """E[alpha log pi(a|s) - min_i Q_i(s, a)] with reparametrised actions (Eq. 9)."""
+        """E[alpha log pi(a|s) - min_i Q_i(s, a)] with reparametrised actions (Eq. 9).
+
+        With `actor_q: mean` the mean of the critics is in place of the least of them.
+        """
         action, log_prob = self.sample_action(batch.obs)
         q = self.policy_value(self.model.q_values(batch.obs, action))  # [S, B]
         alpha = self.log_alpha.detach().exp().unsqueeze(1)
@@ -113,7 +161,11 @@ class SAC(ActorCritic):
         if self.config.alpha == "auto":
             gap = measured["entropy"] - self.target_entropy
             self.alpha_optimizer.minimize(self.log_alpha * gap)
-        return {"alpha": self.log_alpha.detach().exp()}
+        return {}
+
+    def improve(self, batch: TransitionBatch, measured: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Move actor and temperature when it is their turn; the temperature is always known."""
+        return super().improve(batch, measured) | {"alpha": self.log_alpha.detach().exp()}
 
     def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Sample from the policy when exploring, else take the mode."""
@@ -124,12 +176,10 @@ class SAC(ActorCritic):
 
 def sac_loss(learner: SAC, batch: TransitionBatch) -> dict[str, Tensor]:
     """Compute SAC's losses and metrics at the current parameters without changing them."""
-    with torch.no_grad():
-        target, metrics = learner.td_target(batch)
-    critic_loss, critic_metrics, _ = learner.critic_loss(batch, target)
+    critic_loss, critic_metrics, _ = learner.regress(batch)
     actor_loss, actor_metrics = learner.actor_loss(batch)
     losses = {"critic_loss": critic_loss, "actor_loss": actor_loss}
-    return losses | metrics | critic_metrics | actor_metrics
+    return losses | critic_metrics | actor_metrics
 
 
 sac_networks = networks_of(MLPSACModel)
@@ -145,13 +195,5 @@ SPEC = AlgorithmSpec(
     loop=Loop.OFF_POLICY,
     action_kinds=("continuous",),
     encoded_ndims=(3,),
-    metrics={
-        "critic_loss": "squared TD error, summed over critics",
-        "actor_loss": "alpha log pi - min Q",
-        "target_q_mean": "mean regression target",
-        "entropy_term": "mean of -alpha log pi(a'|s') in the target",
-        "q_mean": "mean of min Q at the policy's actions",
-        "alpha": "temperature",
-        "entropy": "policy entropy, estimated on the batch",
-    },
+    metrics=SAC_METRICS,
 )

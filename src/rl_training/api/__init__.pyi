@@ -13,11 +13,15 @@ from rl_training.api.algorithms import MOPO as MOPO
 from rl_training.api.algorithms import PETS as PETS
 from rl_training.api.algorithms import PPO as PPO
 from rl_training.api.algorithms import QRDQN as QRDQN
+from rl_training.api.algorithms import REDQ as REDQ
 from rl_training.api.algorithms import RLPD as RLPD
 from rl_training.api.algorithms import SAC as SAC
 from rl_training.api.algorithms import TD3 as TD3
 from rl_training.api.algorithms import TD3BC as TD3BC
+from rl_training.api.algorithms import TQC as TQC
+from rl_training.api.algorithms import CrossQ as CrossQ
 from rl_training.api.algorithms import DiscreteCQL as DiscreteCQL
 from rl_training.api.algorithms import DiscreteIQL as DiscreteIQL
 from rl_training.api.algorithms import Dreamer as Dreamer
+from rl_training.api.algorithms import DroQ as DroQ
 from rl_training.api.algorithms import ReBRAC as ReBRAC

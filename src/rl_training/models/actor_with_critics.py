@@ -1,9 +1,10 @@
 """Networks of off-policy actor-critics: an actor and critics beside it.
 
 `MLPSACModel` has the tanh-Gaussian policy of the soft family, whose density is here too,
-`MLPTD3Model` a deterministic one, `MLPIQLModel` a Gaussian and a state value, `MLPDiscreteIQLModel`
-a categorical one, `MLPFQLModel` one that maps noise to actions, and the flow that it is distilled
-from.
+`MLPTQCModel` the same and critics that tell quantiles, `MLPCrossQModel` the same with batch
+renormalisation, `MLPTD3Model` a deterministic policy, `MLPIQLModel` a Gaussian and a state value,
+`MLPDiscreteIQLModel` a categorical one, `MLPFQLModel` one that maps noise to actions, and the flow
+that it is distilled from.
 Shapes: S seeds, N critics, B batch, A action.
 """
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rl_training.models.batch_renorm import RenormedMLP
 from rl_training.models.heads import (
     LOG_2,
     LOG_SQRT_2PI,
@@ -83,13 +85,22 @@ class ActorWithCritics(nn.Module):
             beside=self.noise_per_action * action_dim,
         )
         self.critic = self.network(
-            (*critic_sizes, action_dim if self.discrete else 1),
+            (*critic_sizes, self.outputs_per_critic),
             rng,
             beside=0 if self.discrete else action_dim,
             members=(num_critics,),
             layer_norm=use_layer_norm,
         )
         self.build_more(actor_sizes, critic_sizes, rng)
+
+    @property
+    def outputs_per_critic(self) -> int:
+        """Numbers that a critic tells."""
+        return self.action_dim if self.discrete else 1
+
+    def stacked(self, sizes: Sequence[int], rng: Rng, **options: Any) -> StackedMLP:
+        """Build the layers of a network from inputs, hidden widths and outputs."""
+        return StackedMLP(sizes, rng, **options)
 
     def network(
         self,
@@ -111,7 +122,7 @@ class ActorWithCritics(nn.Module):
         """
         encoder = None if self._make_encoder is None else self._make_encoder(rng)
         inputs = beside + (self.obs_dim if encoder is None else encoder.embedding_dim)
-        layers = StackedMLP(
+        layers = self.stacked(
             (inputs, *sizes),
             rng,
             members=members,
@@ -193,6 +204,87 @@ class MLPSACModel(ActorWithCritics):
         return mean, log_std.clamp(*self.log_std_range)
 
 
+class MLPTQCModel(MLPSACModel):
+    """`MLPSACModel` whose critics tell M quantiles of the return each."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int] = (256, 256),
+        *,
+        num_quantiles: int = 25,
+        **options: Any,
+    ) -> None:
+        """Build the networks.
+
+        Args:
+            obs_dim: Length of an observation.
+            action_dim: Length of an action.
+            hidden_sizes: Widths of the hidden layers of every network that has none of its own.
+            num_quantiles: M.
+            **options: As for `ActorWithCritics`.
+        """
+        self.num_quantiles = num_quantiles
+        super().__init__(obs_dim, action_dim, hidden_sizes, **options)
+
+    @property
+    def outputs_per_critic(self) -> int:
+        """M."""
+        return self.num_quantiles
+
+    def quantiles(
+        self,
+        obs: Tensor,
+        action: Tensor,
+        critic: nn.Module | None = None,
+        members: Tensor | slice | None = None,
+    ) -> Tensor:
+        """Return the quantiles of every member `[S, N, B, M]`; arguments as of `q_values`."""
+        return read_beside(critic or self.critic, obs, action, members=members)
+
+    def q_values(
+        self,
+        obs: Tensor,
+        action: Tensor,
+        critic: nn.Module | None = None,
+        members: Tensor | slice | None = None,
+    ) -> Tensor:
+        """Return Q of every member `[S, N, B]`, the mean of its quantiles."""
+        return self.quantiles(obs, action, critic, members).mean(-1)
+
+
+class MLPCrossQModel(MLPSACModel):
+    """`MLPSACModel` with batch renormalisation in actor and critics."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: Sequence[int] = (256, 256),
+        *,
+        renorm_momentum: float = 0.99,
+        renorm_warmup: int = 100_000,
+        **options: Any,
+    ) -> None:
+        """Build the networks.
+
+        Args:
+            obs_dim: Length of an observation.
+            action_dim: Length of an action.
+            hidden_sizes: Widths of the hidden layers of every network that has none of its own.
+            renorm_momentum: See `StackedBatchRenorm`.
+            renorm_warmup: See `StackedBatchRenorm`.
+            **options: As for `ActorWithCritics`.
+        """
+        self._renorm: dict[str, Any] = {"momentum": renorm_momentum, "warmup": renorm_warmup}
+        super().__init__(obs_dim, action_dim, hidden_sizes, **options)
+
+    def stacked(self, sizes: Sequence[int], rng: Rng, **options: Any) -> StackedMLP:
+        """Build the layers of a network, with the normalisations."""
+        return RenormedMLP(sizes, rng, **self._renorm, **options)
+
+
 class MLPTD3Model(ActorWithCritics):
     """Policy `obs -> action in (-1, 1)` and critics `(obs, action) -> Q`, for S seeds."""
 
@@ -242,11 +334,6 @@ class MLPIQLModel(ActorWithCritics):
     def policy_parameters(self) -> list[nn.Parameter]:
         """Return what the policy's loss moves."""
         return [*self.actor.parameters(), self.log_std]
-
-    @property
-    def policy_layers(self) -> StackedMLP:
-        """The actor's layers, after an encoder where it has one."""
-        return self.actor.layers if isinstance(self.actor, EncodedMLP) else self.actor
 
     def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean `[S, B, A]` in (-1, 1) and log standard deviation `[S, 1, A]`."""

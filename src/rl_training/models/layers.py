@@ -355,7 +355,8 @@ class StackedMLP(nn.Module):
         """Run as one kernel in this number format, where that exists; set while traced."""
         self._fusible = activation == "relu" and not layer_norm
         self.masks: tuple[Tensor, ...] | None = None
-        """What hidden layers' outputs are multiplied by, `[S, B, H]` each; None is by nothing."""
+        """What hidden layers' outputs are multiplied by, `[S, *members, B, H]` each; before the
+        layer normalisation where there is one.  None is by nothing."""
 
     @property
     def hidden_sizes(self) -> tuple[int, ...]:
@@ -370,7 +371,7 @@ class StackedMLP(nn.Module):
             members: Which of one axis of members to evaluate, `[S, Z]` or a slice; None is all.
         """
         if self.masks is not None:
-            return self._masked(x, self.masks)
+            return self._masked(x, self.masks, members)
         if self.fused is not None and self._fusible:
             return self._in_one_kernel(x, self.fused, members)
         return in_blocks(partial(self._whole, members=members), x, BLOCK_ROWS, axis=-2)
@@ -378,21 +379,29 @@ class StackedMLP(nn.Module):
     def _whole(self, x: Tensor, members: Tensor | slice | None = None) -> Tensor:
         if len(self.members) == 1 and x.shape[0] == 1 and x.device.type == "cpu":
             return self._one_by_one(x, members)
-        if self.members:
-            lead = chosen_members(self._output[0].bias, members).shape[:-2]
-            x = x.unsqueeze(1).expand(*lead, -1, -1)
+        x = self._shared(x, members)
         # `forward` directly: small networks spend as long in Module.__call__ as in the product.
         for layer, norm in self._hidden:
             x = layer.forward(x, members)
             x = self.activation(x if norm is None else norm.forward(x, members))
         return self._output[0].forward(x, members).float()
 
-    def _masked(self, x: Tensor, masks: Sequence[Tensor]) -> Tensor:
-        assert not self.members
-        for (layer, norm), mask in zip(self._hidden, masks, strict=True):
-            x = layer.forward(x)
-            x = self.activation(x if norm is None else norm.forward(x)) * mask
-        return self._output[0].forward(x).float()
+    def _shared(self, x: Tensor, members: Tensor | slice | None) -> Tensor:
+        """Show the same inputs to all members that are evaluated, `[S, *members, B, I]`."""
+        if not self.members:
+            return x
+        lead = chosen_members(self._output[0].bias, members).shape[:-2]
+        return x.unsqueeze(1).expand(*lead, -1, -1)
+
+    def _masked(self, x: Tensor, masks: Sequence[Tensor], members: Tensor | slice | None) -> Tensor:
+        x = self._shared(x, members)
+        for (layer, norm), every in zip(self._hidden, masks, strict=True):
+            x, mask = layer.forward(x, members), chosen_members(every, members)
+            if norm is None:
+                x = self.activation(x) * mask
+            else:  # as in DroQ: what is left is normalised
+                x = self.activation(norm.forward(x * mask, members))
+        return self._output[0].forward(x, members).float()
 
     def _in_one_kernel(
         self, x: Tensor, precision: Precision, members: Tensor | slice | None
@@ -429,21 +438,28 @@ class StackedMLP(nn.Module):
 
 
 @contextmanager
-def dropout(network: StackedMLP, rate: float, rows: int, rng: Rng) -> Iterator[None]:
+def dropout(network: nn.Module, rate: float, rows: int, rng: Rng) -> Iterator[None]:
     """Let a network drop this share of its hidden outputs (Srivastava et al., 2014).
 
-    What is left is scaled up, so that the mean stays.  At a rate of 0 nothing is drawn, and the
-    numbers of others stay as they are.
+    What is left is scaled up, so that the mean stays.  Members drop their own.  At a rate of 0
+    nothing is drawn, and the numbers of others stay as they are.
+
+    Args:
+        network: A `StackedMLP`, or one behind an encoder, which drops nothing.
+        rate: The share.
+        rows: B of what the network will be shown.
+        rng: Draws what is dropped.
     """
     if rate == 0:
         yield
         return
-    kept = (rng.uniform(rows, size) >= rate for size in network.hidden_sizes)
-    network.masks = tuple(mask.float() / (1 - rate) for mask in kept)
+    (layers,) = [part for part in network.modules() if isinstance(part, StackedMLP)]
+    kept = (rng.uniform(*layers.members, rows, size) >= rate for size in layers.hidden_sizes)
+    layers.masks = tuple(mask.float() / (1 - rate) for mask in kept)
     try:
         yield
     finally:
-        network.masks = None
+        layers.masks = None
 
 
 class NormedMLP(nn.Module):

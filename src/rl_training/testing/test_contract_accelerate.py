@@ -36,6 +36,7 @@ from rl_training.runtime.replay import load_buffer, make_replay
 from rl_training.runtime.train import train
 from rl_training.testing.contract import (
     PIXEL_TASK,
+    above_rounding,
     build,
     has_settings,
     names_under_test,
@@ -165,7 +166,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 def test_the_traced_update_does_what_the_eager_one_does(
     algo: str, settings: dict[str, Any]
 ) -> None:
-    learner, env, sources = sources_of(algo, **settings)
+    learner, env, sources = sources_of(algo, **above_rounding(algo) | settings)
     for name, source in sources.items():
         with counted(learner, count_of_phase(learner, name)):
             arguments = example_arguments(source, learner, env, 2)
