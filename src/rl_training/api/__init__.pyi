@@ -21,3 +21,4 @@ from rl_training.api.algorithms import DiscreteCQL as DiscreteCQL
 from rl_training.api.algorithms import DiscreteIQL as DiscreteIQL
 from rl_training.api.algorithms import Dreamer as Dreamer
 from rl_training.api.algorithms import ReBRAC as ReBRAC
+from rl_training.api.algorithms import SimbaV2 as SimbaV2
