@@ -24,8 +24,14 @@ SEEDS = (3, 4)
 BATCH = 2
 
 
+class TrackedRows(ReplayBuffer):
+    """As on an accelerator, where the newest row is always known."""
+
+    _tracks_newest = True
+
+
 def rows_of(num_envs: int, n_step: int) -> ReplayBuffer:
-    return ReplayBuffer(90, (3,), (2,), num_envs=num_envs, seeds=SEEDS, n_step=n_step)
+    return TrackedRows(90, (3,), (2,), num_envs=num_envs, seeds=SEEDS, n_step=n_step)
 
 
 def frames_of(num_envs: int, n_step: int) -> ReplayBuffer:
@@ -83,7 +89,6 @@ def test_batches_apart_from_the_next_step_do_not_change_with_it(
     make: Any, num_envs: int, n_step: int, count: int
 ) -> None:
     replay = make(num_envs, n_step)
-    replay._tracks_newest = True  # as on an accelerator, where the newest row is always known
     foresight = Foresight(replay, BATCH)
     apart = 0
     for number, step in enumerate(episodes(replay, 200)):
@@ -118,7 +123,6 @@ def test_words_foreseen_are_those_of_the_draws() -> None:
 
 def test_draws_by_others_are_noticed() -> None:
     replay = rows_of(1, 1)
-    replay._tracks_newest = True
     steps = episodes(replay, 300)
     for _ in range(25):
         replay.add_step(next(steps))

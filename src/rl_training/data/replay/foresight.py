@@ -67,4 +67,5 @@ class Foresight:
         if not self._first <= draw < self._first + len(self._words):
             self._first = draw
             self._words = self._replay.rng.foresee(draw, self._draws, self._batch_size)
-        return self._words[draw - self._first]
+        words: NDArray[np.uint32] = self._words[draw - self._first]
+        return words
