@@ -23,6 +23,7 @@ from rl_training.algorithms.rebrac import ReBRAC as ReBRACAlgorithm
 from rl_training.algorithms.redq import REDQ as REDQAlgorithm
 from rl_training.algorithms.rlpd import RLPD as RLPDAlgorithm
 from rl_training.algorithms.sac import SAC as SACAlgorithm
+from rl_training.algorithms.simba_v2 import SimbaV2 as SimbaV2Algorithm
 from rl_training.algorithms.td3 import TD3 as TD3Algorithm
 from rl_training.algorithms.td3_bc import TD3BC as TD3BCAlgorithm
 from rl_training.algorithms.tqc import TQC as TQCAlgorithm
@@ -51,6 +52,7 @@ from rl_training.api.algorithms import DiscreteIQL as DiscreteIQL
 from rl_training.api.algorithms import Dreamer as Dreamer
 from rl_training.api.algorithms import DroQ as DroQ
 from rl_training.api.algorithms import ReBRAC as ReBRAC
+from rl_training.api.algorithms import SimbaV2 as SimbaV2
 from rl_training.data import OfflineDataset as OfflineDataset
 from rl_training.experiment.config import TrainConfig as TrainConfig
 from rl_training.runtime.callbacks import Callback as Callback

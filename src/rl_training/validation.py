@@ -11,7 +11,14 @@ import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 from pydantic_core import ErrorDetails
 
 from rl_training.errors import ConfigError
@@ -30,6 +37,20 @@ MOST_MISTAKES = 20
 
 MOST_ENTRIES = 10_000
 """Entries of a list, each of which may be a mistake to be described."""
+
+
+def never(reason: str) -> AfterValidator:
+    """Refuse true where a method inherits a switch that it cannot turn on; says why.
+
+    Such a field has `Field(json_schema_extra={"const": False})` beside it.
+    """
+
+    def check(asked: bool) -> bool:
+        if asked:
+            raise ValueError(f"must be false: {reason}")
+        return asked
+
+    return AfterValidator(check)
 
 
 def list_to_tuple(value: object) -> object:

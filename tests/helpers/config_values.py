@@ -16,6 +16,8 @@ ROOM_FOR: dict[str, dict[str, Any]] = {
     "learning_starts": {"model_holdout_ratio": 0.9},
     "synthetic_buffer_capacity": {"rollout_batch_size": 1, "rollout_horizon": 1},
     "batch_size": {"buffer_capacity": 10**12},
+    "reward_scale": {"normalize_rewards": False},
+    "reward_shift": {"normalize_rewards": False},
     "dataset_path": {"dataset_kind": "npz"},
     "dataset_id": {"dataset_kind": "minari"},
     "expert_dataset_path": {"expert_dataset_kind": "npz"},

@@ -22,15 +22,22 @@ from rl_training.runtime.train import train
 from rl_training.testing.contract import PIXEL_TASK, build
 
 NAMES: tuple[ActivationName, ...] = get_args(ActivationName)
-WITH_ACTIVATION = [
-    name
-    for name in algorithm_names()
-    if "activation" in get_algorithm_spec(name).config_class.model_fields
-]
+
+
+def takes(algo: str, name: str, value: Any) -> bool:
+    """Whether a method has a setting and lets it have this value."""
+    settings = get_algorithm_spec(algo).config_class
+    try:
+        return name in settings.model_fields and bool(settings(**{name: value}))
+    except ConfigError:
+        return False
+
+
+WITH_ACTIVATION = [name for name in algorithm_names() if takes(name, "activation", "mish")]
 WITH_WIDTHS = [
     name
     for name in algorithm_names()
-    if "actor_hidden_sizes" in get_algorithm_spec(name).config_class.model_fields
+    if takes(name, "actor_hidden_sizes", [4]) and takes(name, "critic_hidden_sizes", [7, 6])
 ]
 REFERENCE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,

@@ -37,7 +37,8 @@ SEEDS = (3, 5)
 METHODS = [
     name
     for name in algorithm_names()
-    if "encoder" in get_algorithm_spec(name).config_class.model_fields
+    if (field := get_algorithm_spec(name).config_class.model_fields.get("encoder"))
+    and field.annotation is not type(None)
 ]
 STEERED = "helpers.envs:SteeredImageEnv"
 

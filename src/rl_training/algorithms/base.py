@@ -268,12 +268,16 @@ class Learner(Stateful, Generic[BatchT]):
         self.scales_rewards: bool = scales
         """Whether the statistics of the return scale the rewards of batches."""
         if scales:
-            self.return_norm = ReturnScale(self.num_seeds, self.device)
+            self.return_norm = self.return_statistics()
 
     def statistics(self, dtype: torch.dtype) -> RunningNorm:
         """Create statistics of observations."""
         obs_dim: int = getattr(self, self.network_names[0]).obs_dim
         return RunningNorm(self.num_seeds, (obs_dim,), self.device, dtype)
+
+    def return_statistics(self) -> ReturnScale:
+        """Create the statistics of the return that scale rewards."""
+        return ReturnScale(self.num_seeds, self.device)
 
     def initial_returns(self, num_envs: int) -> DiscountedReturns | None:
         """Return what the loop must remember to scale rewards; None where it need not."""

@@ -64,6 +64,27 @@ def quantile_huber(
     return (each * target_weight.unsqueeze(-2)).sum((-2, -1))
 
 
+def categorical_projection(moved: Tensor, probability: Tensor, atoms: Tensor) -> Tensor:
+    """Distribute the probability of moved atoms over fixed ones (Eq. 7 of arXiv:1707.06887).
+
+    `sum_j max(0, 1 - |clip(x_j, z_1, z_N) - z_i| / dz) p_j`: each is shared between its two
+    neighbours, so that the mean stays inside the support; beyond it an end takes all.
+
+    Args:
+        moved: Where the atoms are now, x `[..., N]`.
+        probability: Of each, p `[..., N]`.
+        atoms: The support z `[N]`, at equal distances dz.
+
+    Returns:
+        The probability of each atom of the support, `[..., N]`.
+    """
+    width = (atoms[-1] - atoms[0]) / (len(atoms) - 1)
+    place = (moved.clamp(atoms[0], atoms[-1]) - atoms[0]) / width  # in units of the distance
+    index = torch.arange(len(atoms), device=atoms.device, dtype=atoms.dtype)
+    share = 1 - (place.unsqueeze(-2) - index.unsqueeze(-1)).abs()  # [..., i, j]
+    return (share.clamp(min=0) * probability.unsqueeze(-2)).sum(-1)
+
+
 def gae(
     reward: Tensor,
     value: Tensor,

@@ -25,3 +25,4 @@ from rl_training.api.algorithms import DiscreteIQL as DiscreteIQL
 from rl_training.api.algorithms import Dreamer as Dreamer
 from rl_training.api.algorithms import DroQ as DroQ
 from rl_training.api.algorithms import ReBRAC as ReBRAC
+from rl_training.api.algorithms import SimbaV2 as SimbaV2

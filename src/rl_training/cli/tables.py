@@ -225,7 +225,8 @@ def _default(value: Any) -> str:
     if isinstance(value, tuple):
         return str(list(value))
     if hasattr(value, "model_dump"):
-        return f"{{type: {value.type}}}"
+        told = {"type": value.type} | value.model_dump(exclude_defaults=True)
+        return "{" + ", ".join(f"{name}: {_default(each)}" for name, each in told.items()) + "}"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -91,6 +91,29 @@ class ReturnScale(RunningNorm):
         return (reward / deviation.view(-1, *[1] * (reward.ndim - 1))).clamp(-LIMIT, LIMIT)
 
 
+class BoundedReturnScale(ReturnScale):
+    """Divides rewards by the deviation of the return, or by more: no return exceeds a bound.
+
+    `r / max(sqrt(Var G), max |G| / bound)` (Sec. 4.4 of arXiv:2502.15280).
+    """
+
+    def __init__(self, num_seeds: int, device: torch.device | str, bound: float) -> None:
+        super().__init__(num_seeds, device)
+        self.largest = torch.zeros_like(self.mean)
+        self._bound = bound
+
+    def update(self, x: Tensor, weight: float | None = None) -> None:
+        """Take in returns `[S, n]`."""
+        super().update(x, weight)
+        largest = x.abs().amax(1, keepdim=True).to(self.largest.dtype)
+        torch.maximum(self.largest, largest, out=self.largest)
+
+    def __call__(self, reward: Tensor) -> Tensor:
+        """Scale rewards `[S, ...]`."""
+        divisor = torch.maximum((self.variance + 1e-8).sqrt(), self.largest / self._bound)
+        return reward / divisor.to(reward.dtype).view(-1, *[1] * (reward.ndim - 1))
+
+
 class DiscountedReturns(Stateful):
     """The discounted return of each environment's episode so far, `[S, n]`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from rl_training.algorithms.gail.losses import RewardForm
 from rl_training.algorithms.ppo import PPOConfig
@@ -15,16 +15,8 @@ from rl_training.validation import (
     PositiveFloat,
     PositiveInt,
     Sizes,
+    never,
 )
-
-
-def _never_the_tasks(asked: bool) -> bool:
-    if asked:
-        raise ValueError(
-            "must be false: GAIL does not learn from the task's rewards; set normalize_reward, "
-            "which scales the discriminator's"
-        )
-    return asked
 
 
 class GAILConfig(PPOConfig):
@@ -66,7 +58,12 @@ class GAILConfig(PPOConfig):
     label_smoothing: Fraction = 0.0
     """Expert pairs are labelled 1 minus this; 0 is without."""
     normalize_rewards: Annotated[
-        bool, Field(json_schema_extra={"const": False}), AfterValidator(_never_the_tasks)
+        bool,
+        Field(json_schema_extra={"const": False}),
+        never(
+            "GAIL does not learn from the task's rewards; set normalize_reward, "
+            "which scales the discriminator's"
+        ),
     ] = False
     """Of the task, which GAIL does not learn from; the discriminator's are `normalize_reward`."""
     normalize_reward: bool = False
