@@ -180,6 +180,18 @@ def test_the_target_is_that_of_numpy() -> None:
         assert array(metrics["target_q_mean"][0, row]) == pytest.approx(expected @ ATOMS, abs=1e-5)
 
 
+def test_a_single_target_critic_may_be_drawn() -> None:
+    learner, batch = make_learner(num_target_critics=1), make_batch()
+    target_critic: Any = learner.target_critic
+    with torch.no_grad():
+        target_critic.output_bias.copy_(torch.linspace(-9, 9, 2 * BINS).view(1, 2, 1, 1, BINS))
+        target_critic.output_bias[:, 1].copy_(-target_critic.output_bias[:, 1])
+    means = {
+        round(float(learner.td_target(batch)[1]["target_q_mean"].mean()), 1) for _ in range(20)
+    }
+    assert len(means) > 1, "now one, now the other"
+
+
 def test_the_projection_keeps_the_mean_inside_and_ends_take_the_rest() -> None:
     atoms = torch.linspace(-RANGE, RANGE, BINS)
     probs = torch.softmax(Rng((0,), "p").normal(5, BINS)[0], -1)

@@ -31,6 +31,7 @@ from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.normalizer import BoundedReturnScale, ReturnScale
 from rl_training.models.hypersphere import SimbaV2Model, project
+from rl_training.models.layers import chosen_members
 from rl_training.validation import (
     NonNegativeInt,
     Number,
@@ -119,10 +120,11 @@ class SimbaV2(SAC):
         """
         action, log_prob = self.sample_action(batch.next_obs)
         log_probs = self.model.value_log_probs(batch.next_obs, action, self.target_critic)
+        log_probs = chosen_members(log_probs, self.target_members())  # [S, N, B, K]
         least = self.model.expected(log_probs).argmin(1, keepdim=True)  # [S, 1, B]
         index = least.unsqueeze(-1).expand(-1, -1, -1, log_probs.shape[-1])
         of_least = log_probs.gather(1, index).squeeze(1).exp()  # [S, B, K]
-        entropy_term = -self.log_alpha.exp().unsqueeze(1) * log_prob
+        entropy_term = self.entropy_term(log_prob)
         atoms = self.model.atoms + entropy_term.unsqueeze(-1)
         moved = torch.addcmul(batch.reward.unsqueeze(-1), batch.discount.unsqueeze(-1), atoms)
         target = categorical_projection(moved, of_least, self.model.atoms)
@@ -165,10 +167,10 @@ SPEC = AlgorithmSpec(
     action_kinds=("continuous",),
     metrics={
         "critic_loss": "cross-entropy to the target's distribution, summed over critics",
-        "actor_loss": "alpha log pi - min Q",
+        "actor_loss": "alpha log pi - Q (see `actor_q`)",
         "target_q_mean": "mean of the target's distribution, of scaled rewards",
         "entropy_term": "mean of -alpha log pi(a'|s') in the target",
-        "q_mean": "mean of min Q at the policy's actions, of scaled rewards",
+        "q_mean": "mean of that Q at the policy's actions, of scaled rewards",
         "alpha": "temperature",
         "entropy": "policy entropy, estimated on the batch",
     },
