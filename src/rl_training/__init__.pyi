@@ -16,6 +16,7 @@ from rl_training.algorithms.mbpo import MBPO as MBPOAlgorithm
 from rl_training.algorithms.mopo import MOPO as MOPOAlgorithm
 from rl_training.algorithms.pets import PETS as PETSAlgorithm
 from rl_training.algorithms.ppo import PPO as PPOAlgorithm
+from rl_training.algorithms.pqn import PQN as PQNAlgorithm
 from rl_training.algorithms.qr_dqn import QRDQN as QRDQNAlgorithm
 from rl_training.algorithms.rebrac import ReBRAC as ReBRACAlgorithm
 from rl_training.algorithms.rlpd import RLPD as RLPDAlgorithm
@@ -34,6 +35,7 @@ from rl_training.api.algorithms import MBPO as MBPO
 from rl_training.api.algorithms import MOPO as MOPO
 from rl_training.api.algorithms import PETS as PETS
 from rl_training.api.algorithms import PPO as PPO
+from rl_training.api.algorithms import PQN as PQN
 from rl_training.api.algorithms import QRDQN as QRDQN
 from rl_training.api.algorithms import RLPD as RLPD
 from rl_training.api.algorithms import SAC as SAC

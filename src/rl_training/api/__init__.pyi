@@ -12,6 +12,7 @@ from rl_training.api.algorithms import MBPO as MBPO
 from rl_training.api.algorithms import MOPO as MOPO
 from rl_training.api.algorithms import PETS as PETS
 from rl_training.api.algorithms import PPO as PPO
+from rl_training.api.algorithms import PQN as PQN
 from rl_training.api.algorithms import QRDQN as QRDQN
 from rl_training.api.algorithms import RLPD as RLPD
 from rl_training.api.algorithms import SAC as SAC
