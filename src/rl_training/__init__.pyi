@@ -2,6 +2,7 @@
 # ruff: noqa: N811, F401
 from rl_training._version import __version__ as __version__
 from rl_training.algorithms.bc import BC as BCAlgorithm
+from rl_training.algorithms.c51 import C51 as C51Algorithm
 from rl_training.algorithms.cql import CQL as CQLAlgorithm
 from rl_training.algorithms.discrete_cql import DiscreteCQL as DiscreteCQLAlgorithm
 from rl_training.algorithms.discrete_iql import DiscreteIQL as DiscreteIQLAlgorithm
@@ -24,6 +25,7 @@ from rl_training.algorithms.sac import SAC as SACAlgorithm
 from rl_training.algorithms.td3 import TD3 as TD3Algorithm
 from rl_training.algorithms.td3_bc import TD3BC as TD3BCAlgorithm
 from rl_training.api.algorithms import BC as BC
+from rl_training.api.algorithms import C51 as C51
 from rl_training.api.algorithms import CQL as CQL
 from rl_training.api.algorithms import DQN as DQN
 from rl_training.api.algorithms import FQF as FQF

@@ -74,9 +74,10 @@ def categorical_projection(moved: Tensor, probability: Tensor, atoms: Tensor) ->
         The probability of each atom of the support, `[..., N]`.
     """
     width = (atoms[-1] - atoms[0]) / (len(atoms) - 1)
-    inside = moved.clamp(atoms[0], atoms[-1])
-    distance = (inside.unsqueeze(-2) - atoms.unsqueeze(-1)).abs() / width  # [..., i, j]
-    return ((1 - distance).clamp(min=0) * probability.unsqueeze(-2)).sum(-1)
+    place = (moved.clamp(atoms[0], atoms[-1]) - atoms[0]) / width  # in units of the distance
+    index = torch.arange(len(atoms), device=atoms.device, dtype=atoms.dtype)
+    share = 1 - (place.unsqueeze(-2) - index.unsqueeze(-1)).abs()  # [..., i, j]
+    return (share.clamp(min=0) * probability.unsqueeze(-2)).sum(-1)
 
 
 def gae(
