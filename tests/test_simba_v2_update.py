@@ -186,9 +186,8 @@ def test_a_single_target_critic_may_be_drawn() -> None:
     with torch.no_grad():
         target_critic.output_bias.copy_(torch.linspace(-9, 9, 2 * BINS).view(1, 2, 1, 1, BINS))
         target_critic.output_bias[:, 1].copy_(-target_critic.output_bias[:, 1])
-    means = {
-        round(float(learner.td_target(batch)[1]["target_q_mean"].mean()), 1) for _ in range(20)
-    }
+    targets = [learner.td_target(batch)[1]["target_q_mean"] for _ in range(20)]
+    means = {round(target.mean().item(), 1) for target in targets}
     assert len(means) > 1, "now one, now the other"
 
 

@@ -2,6 +2,7 @@
 # ruff: noqa: N811, F401
 from rl_training._version import __version__ as __version__
 from rl_training.algorithms.bc import BC as BCAlgorithm
+from rl_training.algorithms.c51 import C51 as C51Algorithm
 from rl_training.algorithms.cql import CQL as CQLAlgorithm
 from rl_training.algorithms.crossq import CrossQ as CrossQAlgorithm
 from rl_training.algorithms.discrete_cql import DiscreteCQL as DiscreteCQLAlgorithm
@@ -18,6 +19,7 @@ from rl_training.algorithms.mbpo import MBPO as MBPOAlgorithm
 from rl_training.algorithms.mopo import MOPO as MOPOAlgorithm
 from rl_training.algorithms.pets import PETS as PETSAlgorithm
 from rl_training.algorithms.ppo import PPO as PPOAlgorithm
+from rl_training.algorithms.pqn import PQN as PQNAlgorithm
 from rl_training.algorithms.qr_dqn import QRDQN as QRDQNAlgorithm
 from rl_training.algorithms.rebrac import ReBRAC as ReBRACAlgorithm
 from rl_training.algorithms.redq import REDQ as REDQAlgorithm
@@ -28,6 +30,7 @@ from rl_training.algorithms.td3 import TD3 as TD3Algorithm
 from rl_training.algorithms.td3_bc import TD3BC as TD3BCAlgorithm
 from rl_training.algorithms.tqc import TQC as TQCAlgorithm
 from rl_training.api.algorithms import BC as BC
+from rl_training.api.algorithms import C51 as C51
 from rl_training.api.algorithms import CQL as CQL
 from rl_training.api.algorithms import DQN as DQN
 from rl_training.api.algorithms import FQF as FQF
@@ -39,6 +42,7 @@ from rl_training.api.algorithms import MBPO as MBPO
 from rl_training.api.algorithms import MOPO as MOPO
 from rl_training.api.algorithms import PETS as PETS
 from rl_training.api.algorithms import PPO as PPO
+from rl_training.api.algorithms import PQN as PQN
 from rl_training.api.algorithms import QRDQN as QRDQN
 from rl_training.api.algorithms import REDQ as REDQ
 from rl_training.api.algorithms import RLPD as RLPD

@@ -107,7 +107,15 @@ MISTAKES = [
         "--env",
         "Pendulum-v1",
     ),
-    cli("a method that is not here", r"a2c", "train", "--algo", "a2c", "--env", "CartPole-v1"),
+    cli(
+        "a method that is not here",
+        r"preset ppo/a2c",
+        "train",
+        "--algo",
+        "a2c",
+        "--env",
+        "CartPole-v1",
+    ),
     cli("no environment", r"--env", "train", "--algo", "sac"),
     cli("no method", r"--algo", "train", "--env", "CartPole-v1"),
     cli(

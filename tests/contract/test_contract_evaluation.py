@@ -14,6 +14,7 @@ from helpers.tiny import learner_digest, run_cli, tiny_config
 from rl_training import PPO
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.iqn import IQN
+from rl_training.algorithms.pqn import PQN
 from rl_training.algorithms.td3 import TD3
 from rl_training.algorithms.value_based import ValueBased
 from rl_training.experiment.checkpoint.codec import compare_states
@@ -40,7 +41,7 @@ NOISY = {"noisy": True}
 
 def has_one_action(learner: AnyLearner, settings: dict[str, Any]) -> bool:
     """Whether the learned policy is one action per state, unless a setting says otherwise."""
-    is_greedy = isinstance(learner, ValueBased) and not isinstance(learner, IQN)
+    is_greedy = isinstance(learner, ValueBased | PQN) and not isinstance(learner, IQN)
     return not settings and (is_greedy or isinstance(learner, TD3))
 
 

@@ -43,6 +43,11 @@ def test_what_may_be_is_no_sign(changes: dict[str, float]) -> None:
     assert watch().signs(QUIET | changes) == {}
 
 
+def test_a_policy_that_goes_through_its_rollout_once_may_be_that_of_the_rollout() -> None:
+    still = QUIET | {"approx_kl": 0.0, "clip_fraction": 0.0}
+    assert Monitors(0.99, lambda: 2.0, one_epoch=True).signs(still) == {}
+
+
 def test_where_nothing_bounds_the_values_only_enormous_ones_are_a_sign() -> None:
     for monitors in (watch(gamma=1.0), watch(reward=None)):
         assert monitors.signs({"q_mean": 1e8}) == {}

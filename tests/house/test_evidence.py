@@ -103,9 +103,9 @@ def test_every_method_has_one_gate() -> None:
     assert sorted(gate.algo for gate in GATES) == sorted(algorithm_names())
 
 
-def test_the_gates_of_make_learn_are_quick_and_four_need_no_data() -> None:
+def test_the_gates_of_make_learn_are_quick_and_five_need_no_data() -> None:
     free = [gate.preset for gate in quick_gates() if gate.data is None]
-    assert free == ["dqn/cartpole", "ppo/cartpole", "sac/pendulum", "td3/pendulum"]
+    assert free == ["dqn/cartpole", "ppo/cartpole", "pqn/cartpole", "sac/pendulum", "td3/pendulum"]
 
 
 @every_gate

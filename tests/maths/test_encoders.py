@@ -22,7 +22,7 @@ from rl_training.models.encoders import (
     check_image,
     make_encoder,
 )
-from rl_training.models.layers import StackedConv2d, noisy_layers, set_precision
+from rl_training.models.layers import StackedConv2d, StackedLinear, noisy_layers, set_precision
 from rl_training.rng import Rng
 
 SEEDS = (3, 7, 11)
@@ -187,3 +187,34 @@ def test_bf16_convolutions_give_single_precision() -> None:
     assert rough.dtype == torch.float32
     assert not torch.equal(exact, rough)
     torch.testing.assert_close(exact, rough, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("kind", ["nature", "small", "impala"])
+def test_layer_norm_is_over_the_channels_of_each_pixel(kind: EncoderName) -> None:
+    size = 36 if kind == "nature" else 10
+    encoder = PixelEncoder((2, size, size), (8,), Rng((0,), "test"), kind=kind, layer_norm=True)
+    convolutions = [part for part in encoder.modules() if isinstance(part, StackedConv2d)]
+    for convolution in convolutions:
+        norm, inputs = convolution.norm, convolution.weight.shape[2]
+        assert norm is not None
+        with torch.no_grad():
+            norm.scale.copy_(torch.linspace(0.5, 2, norm.size).view_as(norm.scale))
+            norm.shift.copy_(torch.linspace(-1, 1, norm.size).view_as(norm.shift))
+        x = torch.randn(1, 3, inputs, 9, 9, generator=torch.Generator().manual_seed(0))
+        plain = convolution._convolved(x)[0].permute(0, 2, 3, 1)
+        scale, shift = norm.scale.flatten(), norm.shift.flatten()
+        expected = functional.layer_norm(plain, (norm.size,), scale, shift).permute(0, 3, 1, 2)
+        torch.testing.assert_close(convolution(x)[0], expected, rtol=1e-4, atol=1e-5)
+    assert len(encoder.norms) == 1
+
+
+def test_layer_norm_forgets_the_scale_of_a_layer_before_it() -> None:
+    encoder = PixelEncoder((2, 36, 36), (8,), Rng((0,), "test"), layer_norm=True)
+    images = pixels(1, 4, 2, 36, 36)
+    before = encoder(images)
+    with torch.no_grad():
+        for part in encoder.modules():
+            if isinstance(part, StackedConv2d | StackedLinear):
+                part.weight.mul_(3)
+                part.bias.mul_(3)
+    torch.testing.assert_close(encoder(images), before, rtol=1e-2, atol=1e-3)

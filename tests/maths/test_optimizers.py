@@ -38,6 +38,15 @@ CHOICES: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]]] 
         {"type": "adamw", "weight_decay": 0.5, "eps": 1e-5},
         lambda p, lr: torch.optim.AdamW(p, lr=lr, weight_decay=0.5, eps=1e-5),
     ),
+    # The library adds epsilon to the root before it is made up for its short past, we after.
+    "radam": (
+        {"type": "radam", "eps": 1e-12},
+        lambda p, lr: torch.optim.RAdam(p, lr=lr, eps=1e-12),
+    ),
+    "radam_l2": (
+        {"type": "radam", "betas": [0.8, 0.95], "weight_decay": 0.1},
+        lambda p, lr: torch.optim.RAdam(p, lr=lr, betas=(0.8, 0.95), weight_decay=0.1),
+    ),
     "sgd": ({"type": "sgd"}, torch.optim.SGD),
     "sgd_momentum": (
         {"type": "sgd", "momentum": 0.9, "weight_decay": 0.1},
@@ -281,7 +290,7 @@ def test_a_name_alone_will_do(tmp_path: Path) -> None:
     [
         (
             "adamax",
-            r"algo_kwargs\.optimizer\.type must be one of 'adam', 'adamw', 'sgd', 'rmsprop' or",
+            r"algo_kwargs\.optimizer\.type must be one of 'adam', 'adamw', 'radam', 'sgd',",
         ),
         (
             {"momentum": 0.9},
@@ -289,7 +298,7 @@ def test_a_name_alone_will_do(tmp_path: Path) -> None:
         ),
         (
             {"type": "sgd", "eps": 1e-3},
-            "eps is a number of adam and adamw and rmsprop and laprop, but type",
+            "eps is a number of adam and adamw and radam and rmsprop and laprop, but type",
         ),
         ({"type": "sgd", "nesterov": True}, "nesterov needs momentum > 0"),
         ({"type": "adam", "betas": [0.9, 1.0]}, r"optimizer\.betas.*must be < 1"),

@@ -24,7 +24,8 @@ from rl_training.algorithms.optim import (
     make_optimizer,
     seed_view,
 )
-from rl_training.data.batch import RolloutBatch, SequenceBatch, TransitionBatch
+from rl_training.algorithms.sources import RolloutSettings
+from rl_training.data.batch import RolloutBatch, RolloutRows, SequenceBatch, TransitionBatch
 from rl_training.data.datasets.config import DatasetSettings
 from rl_training.data.normalizer import DiscountedReturns, ReturnScale, RunningNorm
 from rl_training.data.replay.storage import ReplayBuffer
@@ -515,7 +516,31 @@ class OnPolicyLearner(Learner[RolloutBatch]):
     @property
     def rollout_steps(self) -> int:
         """Steps of each environment per rollout."""
-        raise NotImplementedError
+        return self.part(RolloutSettings).num_steps
+
+    def gradient_steps(self, rows: int) -> tuple[int, int]:
+        """Return how many gradient steps an update on `rows` rows takes, and of how many rows."""
+        settings = self.part(RolloutSettings)
+        size = min(settings.minibatch_size, rows)
+        return settings.update_epochs * (rows // size), size
+
+    def epochs(self, data: RolloutRows) -> tuple[dict[str, Tensor], int]:
+        """Step through all rows several times, in an order drawn for each epoch and seed.
+
+        Returns:
+            The means of the metrics of `minibatch_step`, and the number of gradient steps.
+        """
+        total = data.action.shape[1]
+        size = self.gradient_steps(total)[1]
+        active = torch.ones(self.num_seeds, dtype=torch.bool, device=self.device)
+        steps = []
+        for _ in range(self.part(RolloutSettings).update_epochs):
+            shuffled = data.rows(self.rng.permutation(total))
+            for start in range(0, total - size + 1, size):
+                metrics, active = self.minibatch_step(shuffled.slice(start, start + size), active)
+                steps.append(metrics)
+        means = {name: torch.stack([step[name] for step in steps]).mean(0) for name in steps[0]}
+        return means, len(steps)
 
     def draw_noise(self, num_steps: int, num_envs: int) -> Tensor:
         """Draw the randomness of a whole rollout at once, `[S, T, n, ...]`."""
@@ -523,10 +548,6 @@ class OnPolicyLearner(Learner[RolloutBatch]):
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """Sample an action from the policy, given the noise of one step `[S, n, ...]`."""
-        raise NotImplementedError
-
-    def gradient_steps(self, rows: int) -> tuple[int, int]:
-        """Return how many gradient steps an update on `rows` rows takes, and of how many rows."""
         raise NotImplementedError
 
     def minibatch_step(self, batch: Any, active: Tensor) -> tuple[dict[str, Tensor], Tensor]:

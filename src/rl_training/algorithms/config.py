@@ -48,12 +48,13 @@ class LRSchedule(StrictModel):
         return self
 
 
-OptimizerName: TypeAlias = Literal["adam", "adamw", "sgd", "rmsprop", "laprop"]
+OptimizerName: TypeAlias = Literal["adam", "adamw", "radam", "sgd", "rmsprop", "laprop"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """Share of a moment that one step leaves of it."""
 _DEFAULTS: dict[OptimizerName, dict[str, Any]] = {
     "adam": {"betas": (0.9, 0.999), "weight_decay": 0.0},
     "adamw": {"betas": (0.9, 0.999), "weight_decay": 0.01},
+    "radam": {"betas": (0.9, 0.999), "weight_decay": 0.0},
     "sgd": {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0},
     "rmsprop": {"alpha": 0.99, "momentum": 0.0, "centered": False, "weight_decay": 0.0},
     "laprop": {"betas": (0.9, 0.999), "weight_decay": 0.0},
@@ -65,7 +66,7 @@ class OptimizerSettings(StrictModel):
     """Which optimizer moves the networks, with PyTorch's names and defaults for its numbers."""
 
     type: OptimizerName = "adam"
-    """Adam, AdamW, gradient descent, RMSprop, or LaProp."""
+    """Adam, AdamW, RAdam, gradient descent, RMSprop, or LaProp."""
     betas: (
         Annotated[
             tuple[Decay, Decay],
@@ -73,7 +74,7 @@ class OptimizerSettings(StrictModel):
         ]
         | None
     ) = None
-    """Decay of the two moments (`adam`, `adamw`, `laprop`); null is [0.9, 0.999]."""
+    """Decay of the two moments (`adam`, `adamw`, `radam`, `laprop`); null is [0.9, 0.999]."""
     eps: PositiveFloat | None = None
     """Added to the divisor (all but `sgd`); null is the method's `adam_epsilon`."""
     weight_decay: NonNegativeFloat | None = None
@@ -111,14 +112,14 @@ class OptimizerSettings(StrictModel):
         return self
 
 
-ChosenOptimizer = Annotated[
+OptimizerChoice = Annotated[
     OptimizerSettings,
     BeforeValidator(
         lambda value: {"type": value} if isinstance(value, str) else value,
         json_schema_input_type=OptimizerSettings | OptimizerName,
     ),
 ]
-"""An optimizer as a user gives it: settings, or a name."""
+"""Settings of an optimizer, or its name alone."""
 
 
 class EarlyStopping(StrictModel):
@@ -155,7 +156,7 @@ class AlgoConfig(Settings):
     """Steps between evaluations; 0 evaluates only at the end."""
     lr_schedule: LRSchedule = Field(default=LRSchedule())
     """Schedule of every learning rate."""
-    optimizer: ChosenOptimizer = Field(default=OptimizerSettings())
+    optimizer: OptimizerChoice = Field(default=OptimizerSettings())
     """Optimizer of the networks: a name, or a mapping `{type: sgd, momentum: 0.9}`; a temperature
     and other single numbers always have Adam."""
     adam_epsilon: PositiveFloat = 1e-8

@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import Loss, networks_of
-from rl_training.algorithms.config import ChosenOptimizer, OptimizerSettings
+from rl_training.algorithms.config import OptimizerChoice, OptimizerSettings
 from rl_training.algorithms.sac import ACTOR_METRICS, DELAYED_METRICS, SAC, SACConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
@@ -53,7 +53,7 @@ class CrossQConfig(SACConfig):
     """Widths of the hidden layers of the critics; null uses `hidden_sizes`."""
     tau: Annotated[float, Field(ge=1, le=1)] = 1.0
     """Nothing but 1: there are no target critics."""
-    optimizer: ChosenOptimizer = Field(default=OptimizerSettings(betas=(0.5, 0.999)))
+    optimizer: OptimizerChoice = Field(default=OptimizerSettings(betas=(0.5, 0.999)))
     """Optimizer of the networks: a name, or a mapping `{type: sgd, momentum: 0.9}`; a temperature
     and other single numbers always have Adam, with the usual betas."""
 

@@ -31,6 +31,7 @@ from rl_training.algorithms.quantile import (
     QuantileConfig,
     QuantileLearner,
     of_action,
+    require_outputs,
 )
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
@@ -72,7 +73,7 @@ class FQF(QuantileLearner):
 
     def setup(self) -> None:
         """Create the target, the optimizer of the quantiles, and that of the fractions."""
-        self.require_quantiles(self.q_network.num_quantiles)
+        require_outputs("num_quantiles", self.config.num_quantiles, self.q_network.num_quantiles)
         super().setup()
         self.fraction_optimizer = RMSprop(
             self.q_network.fraction_layer.parameters(), self.rate("fraction_learning_rate")

@@ -112,11 +112,44 @@ def gae(
     """
     delta = reward + gamma * next_value.masked_fill(terminated, 0.0) - value
     decay = (~(terminated | truncated)).to(delta.dtype) * (gamma * gae_lambda)
-    deltas, decays = delta.unbind(1), decay.unbind(1)
-    advantages = [deltas[-1]]
-    for step in range(len(deltas) - 2, -1, -1):
-        advantages.append(torch.addcmul(deltas[step], decays[step], advantages[-1]))
-    return torch.stack(advantages[::-1], 1)
+    return sums_backwards(delta, decay)
+
+
+def lambda_returns(
+    reward: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    gamma: float,
+    q_lambda: float,
+) -> Tensor:
+    """Return Q(lambda) targets (Eq. 9 of arXiv:2407.04811).
+
+    `G_t = r_t + gamma (lambda G_{t+1} + (1 - lambda) V(s_{t+1}))`; where the rollout or an episode
+    stops after t, `G_t = r_t + gamma (1 - terminated_t) V(s_{t+1})`: a time limit has a future.
+
+    Args:
+        reward: `[S, T, n]`, as are all tensors here and the result.
+        next_value: V of the true successor of each step, such as max_a Q(s_{t+1}, a).
+        terminated: The episode reached a terminal state.
+        truncated: The episode was cut by a time limit.
+        gamma: Discount.
+        q_lambda: 0 gives one-step targets, 1 the rewards to the end with a bootstrap there.
+    """
+    share = (~(terminated | truncated)).to(reward.dtype) * q_lambda
+    share = torch.cat((share[:, :-1], torch.zeros_like(share[:, -1:])), 1)
+    future = (1 - share) * next_value.masked_fill(terminated, 0.0)
+    return sums_backwards(torch.add(reward, future, alpha=gamma), gamma * share)
+
+
+def sums_backwards(terms: Tensor, decay: Tensor) -> Tensor:
+    """Return x_t = terms_t + decay_t x_{t+1} along the second axis, from its end backwards."""
+    terms_, decays = terms.unbind(1), decay.unbind(1)
+    sums = [terms_[-1]]
+    for step in range(len(terms_) - 2, -1, -1):
+        sums.append(torch.addcmul(terms_[step], decays[step], sums[-1]))
+    return torch.stack(sums[::-1], 1)
 
 
 def ppo_policy_loss(ratio: Tensor, advantage: Tensor, clip_coef: float | Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Optimizers over stacked parameters: Adam (Kingma & Ba, 2015), AdamW, SGD, RMSprop, LaProp.
+"""Optimizers over stacked parameters: Adam (Kingma & Ba, 2015), AdamW, RAdam, SGD, RMSprop, LaProp.
 
 One fused call of Adam updates all tensors of a network, without the per-parameter bookkeeping and
 host reads of `torch.optim`.  Because all are element-wise, one optimizer over `[S, ...]` tensors
@@ -362,6 +362,47 @@ class Adam(Optimizer):
         return held if self.num_seeds is None else [*held, self.step_count]
 
 
+class RAdam(Adam):
+    """Rectified Adam (Liu et al., 2020, arXiv:1908.03265, Algorithm 2).
+
+    Adam's step is multiplied by r_t, which makes up for how little the first second moments are
+    worth; while even that is not defined (some five steps), the momentum alone is the direction.
+    Epsilon is added to the root that is made up for its short past, as by optax, not before.
+    """
+
+    def _step(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
+        super()._step(gradients, divisor)
+        rate = super()._warmed(self.rate.tensor, self.step_count)
+        plain = torch.where(self._length() > RADAM_THRESHOLD, 0.0, rate)
+        plain = plain / _seen_share(self.betas[0], self.step_count)
+        steps = list(torch._foreach_mul(self.first.tensors, plain))
+        if self.rates is not None:
+            rates = self.rates.tensor
+            steps = [step * seed_view(rates, step.ndim) for step in steps]
+        torch._foreach_sub_(self.parameters, steps)
+
+    def _length(self) -> Tensor:
+        """Return rho_t, the length of a simple average that is worth the second moment."""
+        beta = self.betas[1]
+        left = torch.exp(self.step_count * math.log(beta))  # beta^t
+        return _longest(beta) - 2 * self.step_count * left / _seen_share(beta, self.step_count)
+
+    def _warmed(self, rate: Tensor, steps: Tensor) -> Tensor:
+        longest, length = _longest(self.betas[1]), self._length()
+        worth = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+        rectified = torch.where(length > RADAM_THRESHOLD, worth, 0.0).sqrt()
+        return super()._warmed(rate, steps) * rectified
+
+
+RADAM_THRESHOLD = 5.0
+"""Length from which second moments are used, as in PyTorch and optax; the paper has 4."""
+
+
+def _longest(beta: float) -> float:
+    """Return rho_inf, what the length of the average grows to."""
+    return 2 / (1 - beta) - 1
+
+
 class LaProp(Optimizer):
     """LaProp (Ziyin et al., 2020, arXiv:2002.04839, Algorithm 1): momentum of normalised gradients.
 
@@ -509,6 +550,8 @@ def make_optimizer(
         return RMSprop(held, learning_rate, **numbers, **options)
     if settings.type == "laprop":
         return LaProp(held, learning_rate, **numbers, **options)
+    if settings.type == "radam":
+        return RAdam(held, learning_rate, **numbers, **options)
     numbers |= {"decoupled": settings.type == "adamw", "count_per_seed": count_per_seed}
     return Adam(held, learning_rate, **numbers, **options)
 

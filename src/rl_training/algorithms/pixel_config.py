@@ -52,6 +52,7 @@ def encoder_for(
     activation: ActivationName = "relu",
     noisy: bool = False,
     orthogonal_init: bool = False,
+    layer_norm: bool = False,
 ) -> MLPEncoder | PixelEncoder | EncodedFeatures:
     """Build the encoder of a task: the user's own and the hidden layers after it, or the built-in.
 
@@ -64,11 +65,14 @@ def encoder_for(
         activation: What follows each hidden layer.
         noisy: Let the hidden layers carry learned noise.
         orthogonal_init: Draw orthogonal weights.
+        layer_norm: Normalise before each activation, but within an encoder of the user's own.
     """
     images, own = part_of(config, PixelConfig), encoder_of(config)
     if own is not None:
         sizes = images.hidden_sizes if len(env.obs_shape) == 1 else more
-        return own_features(env, own, sizes, rng, activation=activation, noisy=noisy)
+        return own_features(
+            env, own, sizes, rng, activation=activation, noisy=noisy, layer_norm=layer_norm
+        )
     options = EncoderOptions(
         hidden_sizes=images.hidden_sizes,
         pixel_sizes=(*(images.features if features is None else features), *more),
@@ -76,6 +80,7 @@ def encoder_for(
         activation=activation,
         noisy=noisy,
         orthogonal_init=orthogonal_init,
+        layer_norm=layer_norm,
     )
     return make_encoder(env.obs_shape, env.obs_dtype, options, rng)
 
@@ -88,10 +93,18 @@ def own_features(
     *,
     activation: ActivationName,
     noisy: bool = False,
+    layer_norm: bool = False,
 ) -> EncodedFeatures:
     """Build the user's encoder `name` and hidden layers of these sizes after it."""
     first = own_encoder(env, name, rng)
-    layers = MLPEncoder(first.embedding_dim, sizes, rng, activation=activation, noisy=noisy)
+    layers = MLPEncoder(
+        first.embedding_dim,
+        sizes,
+        rng,
+        activation=activation,
+        noisy=noisy,
+        layer_norm=layer_norm,
+    )
     return EncodedFeatures(first, layers, layers.embedding_dim)
 
 

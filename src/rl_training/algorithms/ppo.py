@@ -21,8 +21,9 @@ from rl_training.algorithms.base import OnPolicyLearner, StepOutput, add_weighte
 from rl_training.algorithms.config import AlgoConfig, part_of
 from rl_training.algorithms.losses import gae, ppo_policy_loss, ppo_value_loss
 from rl_training.algorithms.pixel_config import PixelConfig, shared_encoder
+from rl_training.algorithms.sources import RolloutSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
-from rl_training.data.batch import RolloutBatch
+from rl_training.data.batch import RolloutBatch, RolloutRows
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.layers import ActivationName
 from rl_training.models.mlp_actor_critic import ActorCriticModel
@@ -32,7 +33,6 @@ from rl_training.validation import (
     NonNegativeFloat,
     Number,
     PositiveFloat,
-    PositiveInt,
     Settings,
     Sizes,
 )
@@ -45,12 +45,6 @@ class PPOConfig(AlgoConfig):
         {"learning_rate", "clip_coef", "ent_coef", "vf_coef"}
     )
 
-    num_steps: PositiveInt = 128
-    """Steps of each environment per rollout."""
-    update_epochs: PositiveInt = 4
-    """Passes over a rollout."""
-    minibatch_size: PositiveInt = 256
-    """Transitions per gradient step and seed; a last short minibatch is dropped."""
     hidden_sizes: Sizes = (64, 64)
     """Widths of the hidden layers of policy and value network for vectors, which share none."""
     actor_hidden_sizes: Sizes | None = None
@@ -93,33 +87,20 @@ class PPOConfig(AlgoConfig):
 
 
 @dataclass(frozen=True)
-class Minibatch:
+class Minibatch(RolloutRows):
     """Rows of a rollout with what was computed once for all epochs, `[S, B, ...]`."""
 
-    obs: Tensor
-    action: Tensor
     log_prob: Tensor
     value: Tensor
     advantage: Tensor
     target: Tensor
-
-    def slice(self, start: int, stop: int) -> Minibatch:
-        """Return consecutive rows, as views."""
-        return Minibatch(*(x[:, start:stop] for x in vars(self).values()))
-
-    def rows(self, index: Tensor) -> Minibatch:
-        """Return the rows `index` `[S, B]`."""
-        if index.shape[0] == 1:
-            return Minibatch(*(x.index_select(1, index[0]) for x in vars(self).values()))
-        seed = torch.arange(index.shape[0], device=index.device).unsqueeze(1)
-        return Minibatch(*(x[seed, index] for x in vars(self).values()))
 
 
 class PPO(OnPolicyLearner):
     """Clipped policy-gradient with minibatch epochs."""
 
     config_class: ClassVar[type[Settings]] = PPOConfig
-    parts: ClassVar[tuple[type[Settings], ...]] = (PixelConfig,)
+    parts: ClassVar[tuple[type[Settings], ...]] = (PixelConfig, RolloutSettings)
     config: PPOConfig
     model: ActorCriticModel
 
@@ -139,33 +120,14 @@ class PPO(OnPolicyLearner):
         """Leave a rollout as it is: the statistics move with it, after `prepare` used them."""
         return batch
 
-    @property
-    def rollout_steps(self) -> int:
-        """Steps of each environment per rollout."""
-        return self.config.num_steps
-
-    def gradient_steps(self, rows: int) -> tuple[int, int]:
-        """Return the number of minibatches of an update, and their size."""
-        size = min(self.config.minibatch_size, rows)
-        return self.config.update_epochs * (rows // size), size
-
     def step(self, batch: RolloutBatch) -> StepOutput:
         """Do several epochs of minibatch steps on a rollout."""
         data = self.prepare(batch)
-        total = data.log_prob.shape[1]
-        size = self.gradient_steps(total)[1]
-        active = torch.ones(self.num_seeds, dtype=torch.bool, device=self.device)
-        steps = []
-        for _ in range(self.config.update_epochs):
-            shuffled = data.rows(self.rng.permutation(total))
-            for start in range(0, total - size + 1, size):
-                metrics, active = self.minibatch_step(shuffled.slice(start, start + size), active)
-                steps.append(metrics)
+        summary, steps = self.epochs(data)
         if self.normalizes:
             self.obs_norm.update(batch.obs.flatten(1, 2))
-        summary = {name: torch.stack([s[name] for s in steps]).mean(0) for name in steps[0]}
         summary["explained_variance"] = explained_variance(data.value, data.target)
-        return StepOutput(summary, num_gradient_steps=len(steps))
+        return StepOutput(summary, num_gradient_steps=steps)
 
     @torch.no_grad()
     def prepare(self, batch: RolloutBatch) -> Minibatch:

@@ -13,17 +13,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rl_training.algorithms.config import part_of
 from rl_training.algorithms.losses import midpoints
-from rl_training.algorithms.pixel_config import PixelConfig, encoder_for
 from rl_training.algorithms.quantile import (
     QUANTILE_METRICS,
     QuantileConfig,
     QuantileLearner,
     of_action,
+    require_outputs,
+    return_network,
 )
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
-from rl_training.algorithms.value_based import Exploration
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.quantile_networks import QuantileNetwork
@@ -42,7 +41,7 @@ class QRDQN(QuantileLearner):
 
     def setup(self) -> None:
         """Check the number of quantiles."""
-        self.require_quantiles(self.q_network.num_quantiles)
+        require_outputs("num_quantiles", self.config.num_quantiles, self.q_network.num_quantiles)
         super().setup()
 
     def q_values(self, obs: Tensor, network: nn.Module | None = None) -> Tensor:
@@ -74,16 +73,7 @@ def qr_dqn_loss(learner: QRDQN, batch: TransitionBatch) -> dict[str, Tensor]:
 
 def qr_dqn_networks(env: EnvSpec, config: QRDQNConfig, rng: Rng) -> dict[str, nn.Module]:
     """Build the network for a task."""
-    more, noisy = part_of(config, PixelConfig).head_hidden_sizes, part_of(config, Exploration).noisy
-    network = QuantileNetwork(
-        encoder_for(env, config, rng, more=more, activation=config.activation, noisy=noisy),
-        env.action_dim,
-        config.num_quantiles,
-        dueling=config.dueling,
-        noisy=noisy,
-        rng=rng,
-    )
-    return {"q_network": network}
+    return {"q_network": return_network(env, config, config.num_quantiles, rng)}
 
 
 SPEC = AlgorithmSpec(

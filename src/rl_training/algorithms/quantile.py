@@ -10,10 +10,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from rl_training.algorithms.base import td_target, weighted_mean
+from rl_training.algorithms.config import part_of
 from rl_training.algorithms.losses import quantile_huber
-from rl_training.algorithms.value_based import ValueBased, ValueBasedConfig
+from rl_training.algorithms.pixel_config import PixelConfig, encoder_for
+from rl_training.algorithms.value_based import Exploration, ValueBased, ValueBasedConfig
 from rl_training.data.batch import TransitionBatch
+from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
+from rl_training.models.quantile_networks import QuantileNetwork
+from rl_training.rng import Rng
 from rl_training.validation import NonNegativeFloat, PositiveInt
 
 QUANTILE_METRICS = {
@@ -67,13 +72,11 @@ class QuantileLearner(ValueBased):
         metrics["td_error_mean"] = (value - goal).abs()
         return weighted_mean(each, batch.weight), metrics, each.detach()
 
-    def require_quantiles(self, count: int) -> None:
-        """Refuse a network with another number of quantiles than the settings say."""
-        if count != self.config.num_quantiles:
-            raise ConfigError(
-                f"num_quantiles is {self.config.num_quantiles}, but q_network has {count}; "
-                "give both the same"
-            )
+
+def require_outputs(setting: str, given: int, count: int) -> None:
+    """Refuse a network that says another number of things of a return than the settings."""
+    if count != given:
+        raise ConfigError(f"{setting} is {given}, but q_network has {count}; give both the same")
 
 
 def expectation(quantiles: Tensor, widths: Tensor | None = None) -> Tensor:
@@ -85,3 +88,18 @@ def of_action(quantiles: Tensor, action: Tensor) -> Tensor:
     """Pick the quantiles `[S, B, N]` of one action `[S, B]` per state from `[S, B, A, N]`."""
     index = action[..., None, None].expand(-1, -1, 1, quantiles.shape[-1])
     return quantiles.gather(2, index).squeeze(2)
+
+
+def return_network(
+    env: EnvSpec, config: ValueBasedConfig, outputs: int, rng: Rng
+) -> QuantileNetwork:
+    """Build a network that says so many numbers of the return of every action."""
+    more, noisy = part_of(config, PixelConfig).head_hidden_sizes, part_of(config, Exploration).noisy
+    return QuantileNetwork(
+        encoder_for(env, config, rng, more=more, activation=config.activation, noisy=noisy),
+        env.action_dim,
+        outputs,
+        dueling=config.dueling,
+        noisy=noisy,
+        rng=rng,
+    )

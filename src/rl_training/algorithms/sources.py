@@ -241,6 +241,17 @@ class OfflineToOnlineSettings(OfflineSettings):
         return self
 
 
+class RolloutSettings(Settings):
+    """How an on-policy method gathers rollouts, and how often it goes through one."""
+
+    num_steps: PositiveInt = 128
+    """Steps of each environment per rollout."""
+    update_epochs: PositiveInt = 4
+    """Passes over a rollout."""
+    minibatch_size: PositiveInt = 256
+    """Transitions per gradient step and seed; a last short minibatch is dropped."""
+
+
 def replay_settings(config: Settings) -> ReplaySettings | None:
     """Return how experience is kept, mixed and paced; None for a run that keeps none."""
     if isinstance(config, ReplaySettings):

@@ -67,17 +67,32 @@ class ValueReplay(TransitionReplay):
     """Transitions per gradient step and seed."""
 
 
-class Exploration(Settings):
-    """How a value-based learner explores."""
+class EpsilonGreedy(Settings):
+    """How often a learner of values acts at random."""
 
-    noisy: bool = False
-    """Explore by learned noise on the weights (Fortunato et al., 2018); epsilon is then 0."""
     epsilon_start: Fraction = 1.0
     """Share of random actions at the start."""
     epsilon_end: Fraction = 0.05
     """Share of random actions once exploration has settled."""
     exploration_fraction: Fraction = 0.1
     """Share of the run over which epsilon falls from start to end."""
+
+    def epsilon(self, progress: float) -> float:
+        """Return the share of random actions at a progress of the run in [0, 1]."""
+        span = self.exploration_fraction
+        done = 1.0 if span == 0 else progress / span
+        return linear(self.epsilon_start, self.epsilon_end, done)
+
+
+class Exploration(EpsilonGreedy):
+    """How a learner of values with a replay explores."""
+
+    noisy: bool = False
+    """Explore by learned noise on the weights (Fortunato et al., 2018); epsilon is then 0."""
+
+    def epsilon(self, progress: float) -> float:
+        """Return the share of random actions; with noise on the weights it is 0."""
+        return 0.0 if self.noisy else super().epsilon(progress)
 
 
 class ValueBased(TransitionLearner):
@@ -151,11 +166,7 @@ class ValueBased(TransitionLearner):
         An update reads `share_random.tensor`: this number would be a constant of its program.
         """
         config = self.config
-        if not isinstance(config, Exploration) or config.noisy:
-            return 0.0
-        span = config.exploration_fraction
-        done = 1.0 if span == 0 else self.progress / span
-        return linear(config.epsilon_start, config.epsilon_end, done)
+        return config.epsilon(self.progress) if isinstance(config, Exploration) else 0.0
 
     def schedule_values(self, index: int = 0) -> dict[str, float]:
         """Return the learning rate, and epsilon where the settings have one."""

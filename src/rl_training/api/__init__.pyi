@@ -1,6 +1,7 @@
 # Written by scripts/update_stubs.py; do not edit.
 from rl_training.api.agent import Agent as Agent
 from rl_training.api.algorithms import BC as BC
+from rl_training.api.algorithms import C51 as C51
 from rl_training.api.algorithms import CQL as CQL
 from rl_training.api.algorithms import DQN as DQN
 from rl_training.api.algorithms import FQF as FQF
@@ -12,6 +13,7 @@ from rl_training.api.algorithms import MBPO as MBPO
 from rl_training.api.algorithms import MOPO as MOPO
 from rl_training.api.algorithms import PETS as PETS
 from rl_training.api.algorithms import PPO as PPO
+from rl_training.api.algorithms import PQN as PQN
 from rl_training.api.algorithms import QRDQN as QRDQN
 from rl_training.api.algorithms import REDQ as REDQ
 from rl_training.api.algorithms import RLPD as RLPD

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rl_training.errors import DataError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +161,25 @@ class RolloutBatch:
             terminated=done,
             truncated=values.get("truncations", torch.zeros_like(done)).bool(),
         )
+
+
+@dataclass(frozen=True)
+class RolloutRows:
+    """Rows of a rollout in any order, `[S, B, ...]`; a method adds what it computes of them."""
+
+    obs: Tensor
+    action: Tensor
+
+    def slice(self, start: int, stop: int) -> Self:
+        """Return consecutive rows, as views."""
+        return type(self)(*(x[:, start:stop] for x in vars(self).values()))
+
+    def rows(self, index: Tensor) -> Self:
+        """Return the rows `index` `[S, B]`."""
+        if index.shape[0] == 1:
+            return type(self)(*(x.index_select(1, index[0]) for x in vars(self).values()))
+        seed = torch.arange(index.shape[0], device=index.device).unsqueeze(1)
+        return type(self)(*(x[seed, index] for x in vars(self).values()))
 
 
 def _with_seed_axis(

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from rl_training.algorithms.spec import AlgorithmSpec
 
 ENTRY_POINTS = "rl_training.algorithms"
-SETTINGS = {"calql": "use algo cql with algo_kwargs.calibrated true"}
+SETTINGS = {
+    "calql": "use algo cql with algo_kwargs.calibrated true",
+    "a2c": "use algo ppo with the settings of the preset ppo/a2c_cartpole",
+    "rainbow": "use algo c51 with the settings of the preset c51/rainbow_pong_atari",
+}
 """Methods that others have by name and this package as a setting, without - and _."""
 _FOLDER = Path(__file__).resolve().parent.parent / "algorithms"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from rl_training.models.layers import (
     ActivationName,
     Init,
     StackedConv2d,
+    StackedLayerNorm,
     StackedLinear,
     StackedMLP,
     StackedNoisyLinear,
@@ -51,28 +52,38 @@ class MLPEncoder(nn.Module):
         *,
         activation: ActivationName = "relu",
         noisy: bool = False,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         self.obs_dim = obs_dim
         self.embedding_dim = hidden_sizes[-1] if hidden_sizes else obs_dim
         sizes, self.activation = (obs_dim, *hidden_sizes), _activation(activation)
-        self.layers = (
-            StackedMLP(sizes, rng, activation=activation, noisy=noisy) if hidden_sizes else None
-        )
+        options: dict[str, Any] = {"activation": activation, "noisy": noisy}
+        self.layers = self.norm = None
+        if hidden_sizes:
+            self.layers = StackedMLP(sizes, rng, layer_norm=layer_norm, **options)
+            self.norm = StackedLayerNorm(sizes[-1], rng) if layer_norm else None
 
     def forward(self, obs: Tensor) -> Tensor:
         """Embed observations `[S, B, I]`, giving `[S, B, E]`."""
-        return obs if self.layers is None else self.activation(self.layers.forward(obs))
+        if self.layers is None:
+            return obs
+        x = self.layers.forward(obs)
+        return self.activation(x if self.norm is None else self.norm.forward(x))
 
 
 class NatureTrunk(nn.Module):
     """Three convolutions (Mnih et al., 2015, doi:10.1038/nature14236)."""
 
-    def __init__(self, channels: int, rng: Rng, init: Init | None) -> None:
+    def __init__(
+        self, channels: int, rng: Rng, init: Init | None, layer_norm: bool = False
+    ) -> None:
         super().__init__()
         sizes = ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
         self.layers = nn.ModuleList(
-            StackedConv2d(inputs, outputs, kernel, rng, stride=stride, init=init)
+            StackedConv2d(
+                inputs, outputs, kernel, rng, stride=stride, init=init, layer_norm=layer_norm
+            )
             for inputs, outputs, kernel, stride in sizes
         )
 
@@ -86,9 +97,13 @@ class NatureTrunk(nn.Module):
 class SmallTrunk(nn.Module):
     """One convolution for images of some ten pixels (Young & Tian, 2019, arXiv:1903.03176)."""
 
-    def __init__(self, channels: int, rng: Rng, init: Init | None) -> None:
+    def __init__(
+        self, channels: int, rng: Rng, init: Init | None, layer_norm: bool = False
+    ) -> None:
         super().__init__()
-        self.layer = StackedConv2d(channels, 16, 3, rng, padding=1, init=init)
+        self.layer = StackedConv2d(
+            channels, 16, 3, rng, padding=1, init=init, layer_norm=layer_norm
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images to `[S, B, 16, H, W]`."""
@@ -98,10 +113,16 @@ class SmallTrunk(nn.Module):
 class ResidualBlock(nn.Module):
     """`x + conv(relu(conv(relu(x))))`."""
 
-    def __init__(self, channels: int, rng: Rng, init: Init | None) -> None:
+    def __init__(
+        self, channels: int, rng: Rng, init: Init | None, layer_norm: bool = False
+    ) -> None:
         super().__init__()
-        self.first = StackedConv2d(channels, channels, 3, rng, padding=1, init=init)
-        self.second = StackedConv2d(channels, channels, 3, rng, padding=1, init=init)
+        self.first = StackedConv2d(
+            channels, channels, 3, rng, padding=1, init=init, layer_norm=layer_norm
+        )
+        self.second = StackedConv2d(
+            channels, channels, 3, rng, padding=1, init=init, layer_norm=layer_norm
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape."""
@@ -112,14 +133,19 @@ class ResidualBlock(nn.Module):
 class ImpalaTrunk(nn.Module):
     """Three sections of convolution, pooling and two residual blocks (arXiv:1802.01561, Fig. 3)."""
 
-    def __init__(self, channels: int, rng: Rng, init: Init | None) -> None:
+    def __init__(
+        self, channels: int, rng: Rng, init: Init | None, layer_norm: bool = False
+    ) -> None:
         super().__init__()
         widths = (channels, 16, 32, 32)
         self.entries = nn.ModuleList(
-            StackedConv2d(widths[i], widths[i + 1], 3, rng, padding=1, init=init) for i in range(3)
+            StackedConv2d(
+                widths[i], widths[i + 1], 3, rng, padding=1, init=init, layer_norm=layer_norm
+            )
+            for i in range(3)
         )
         self.blocks = nn.ModuleList(
-            nn.Sequential(*(ResidualBlock(width, rng, init) for _ in range(2)))
+            nn.Sequential(*(ResidualBlock(width, rng, init, layer_norm) for _ in range(2)))
             for width in widths[1:]
         )
 
@@ -151,6 +177,7 @@ class PixelEncoder(nn.Module):
         activation: ActivationName = "relu",
         noisy: bool = False,
         orthogonal_init: bool = False,
+        layer_norm: bool = False,
     ) -> None:
         """Build the layers.
 
@@ -163,6 +190,7 @@ class PixelEncoder(nn.Module):
             activation: What follows each layer after the convolutions.
             noisy: Let the hidden layers carry learned noise.
             orthogonal_init: Draw orthogonal weights, as policy gradients like them.
+            layer_norm: Normalise before each activation, convolutions over their channels.
 
         Raises:
             SpecMismatch: When the image is too small for the convolutions, or not channels first.
@@ -171,7 +199,7 @@ class PixelEncoder(nn.Module):
         kind = check_image(obs_shape, kind)
         init = orthogonal(math.sqrt(2)) if orthogonal_init else None
         self.scale, self.activation = scale, _activation(activation)
-        self.trunk = TRUNKS[kind](obs_shape[0], rng, init)
+        self.trunk = TRUNKS[kind](obs_shape[0], rng, init, layer_norm)
         with torch.no_grad():
             blank = torch.zeros(rng.num_seeds, 1, *obs_shape, device=rng.device)
             width = self.trunk(blank)[0, 0].numel()
@@ -184,13 +212,16 @@ class PixelEncoder(nn.Module):
             )
             width = outputs
         self.layers = nn.ModuleList(layers)
+        widths = hidden_sizes if layer_norm else ()
+        self.norms = nn.ModuleList(StackedLayerNorm(size, rng) for size in widths)
         self.obs_dim, self.embedding_dim = math.prod(obs_shape), width
 
     def forward(self, obs: Tensor) -> Tensor:
         """Embed images `[S, B, C, H, W]`, giving `[S, B, E]`."""
         x: Tensor = self.trunk(obs.to(torch.float32) * self.scale).flatten(2)
-        for layer in self.layers:
-            x = self.activation(layer(x))
+        for index, layer in enumerate(self.layers):
+            x = layer(x)
+            x = self.activation(self.norms[index](x) if self.norms else x)
         return x.float()
 
 
@@ -230,6 +261,8 @@ class EncoderOptions:
     """What follows each hidden layer; convolutions have relu."""
     noisy: bool = False
     orthogonal_init: bool = False
+    layer_norm: bool = False
+    """Normalise before each activation."""
 
 
 def make_encoder(
@@ -243,6 +276,7 @@ def make_encoder(
             rng,
             activation=options.activation,
             noisy=options.noisy,
+            layer_norm=options.layer_norm,
         )
     if len(obs_shape) != 3:
         raise ConfigError(f"no encoder takes observations of shape {tuple(obs_shape)}")
@@ -255,4 +289,5 @@ def make_encoder(
         activation=options.activation,
         noisy=options.noisy,
         orthogonal_init=options.orthogonal_init,
+        layer_norm=options.layer_norm,
     )

@@ -238,13 +238,27 @@ def fresh_noise(layers: Sequence[StackedNoisyLinear], rng: Rng) -> Iterator[None
             layer.noise = None
 
 
+LAYER_NORM_EPS = 1e-5
+"""Added to the variance, as by PyTorch."""
+
+
 class StackedLayerNorm(nn.Module):
     """Layer normalisation with its own scale and shift per seed and member."""
 
-    def __init__(self, size: int, rng: Rng, members: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, size: int, rng: Rng, members: tuple[int, ...] = (), *, channels: bool = False
+    ) -> None:
+        """Build the layer.
+
+        Args:
+            size: Entries that are normalised together.
+            rng: Gives the number of seeds and the device.
+            members: Axes of members.
+            channels: Normalise `[S, B, C, H, W]` over C in place of `[S, B, I]` over I.
+        """
         super().__init__()
-        shape = (rng.num_seeds, *members, 1, size)
-        self.size = size
+        shape = (rng.num_seeds, *members, 1, size, *([1, 1] if channels else []))
+        self.size, self.channels = size, channels
         self.scale = nn.Parameter(torch.ones(shape, device=rng.device))
         self.shift = nn.Parameter(torch.zeros(shape, device=rng.device))
 
@@ -255,8 +269,11 @@ class StackedLayerNorm(nn.Module):
         return chosen_members(self.scale, members), chosen_members(self.shift, members)
 
     def forward(self, x: Tensor, members: Tensor | slice | None = None) -> Tensor:
-        """Normalise over the last axis, for all or some members."""
+        """Normalise over the last axis, or the channels, for all or some members."""
         scale, shift = self.operands(members)
+        if self.channels:
+            variance, mean = torch.var_mean(x.float(), -3, correction=0, keepdim=True)
+            return torch.addcmul(shift, (x - mean) * torch.rsqrt(variance + LAYER_NORM_EPS), scale)
         return torch.addcmul(shift, functional.layer_norm(x, (self.size,)), scale)
 
 
@@ -515,6 +532,7 @@ class StackedConv2d(nn.Module):
         stride: int = 1,
         padding: int = 0,
         init: Init | None = None,
+        layer_norm: bool = False,
     ) -> None:
         """Build the layer.
 
@@ -527,8 +545,10 @@ class StackedConv2d(nn.Module):
             padding: Zeros around the image.
             init: Draws the weights as those of a linear layer over the kernel's inputs, with zero
                 biases; None is uniform, PyTorch's own default, for both.
+            layer_norm: Normalise the outputs of each pixel.
         """
         super().__init__()
+        self.norm = StackedLayerNorm(outputs, rng, channels=True) if layer_norm else None
         self.stride, self.padding = stride, padding
         fan_in = inputs * kernel * kernel
         flat = (init or uniform_init)(rng, (), outputs, fan_in)  # [S, C k k, O]
@@ -544,6 +564,10 @@ class StackedConv2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[S, B, C, H, W]` to `[S, B, O, H', W']`."""
+        out = self._convolved(x)
+        return out if self.norm is None else self.norm.forward(out)
+
+    def _convolved(self, x: Tensor) -> Tensor:
         dtype = self.compute_dtype or self.weight.dtype
         x, weight, bias = x.to(dtype), self.weight.to(dtype), self.bias.to(dtype)
         if x.shape[0] == 1 or x.device.type == "cpu":

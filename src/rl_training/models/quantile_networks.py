@@ -28,7 +28,7 @@ def cosine_features(tau: Tensor, count: int) -> Tensor:
 
 
 class QuantileNetwork(nn.Module):
-    """`obs -> Z(s, .)`, N quantiles per action; dueling in each quantile."""
+    """`obs -> Z(s, .)`, N quantiles, or logits of N atoms, per action; dueling in each of them."""
 
     def __init__(
         self,

@@ -177,8 +177,12 @@ class Session:
     @cached_property
     def _monitors(self) -> Monitors:
         """Look for signs of divergence in lines of the log; made for the first one."""
-        gamma = getattr(self.learner.config, "gamma", 1.0)
-        return Monitors(gamma, lambda: largest_reward(self.parts.get("replay")))
+        settings = self.learner.config
+        return Monitors(
+            getattr(settings, "gamma", 1.0),
+            lambda: largest_reward(self.parts.get("replay")),
+            one_epoch=getattr(settings, "update_epochs", 0) == 1,
+        )
 
     @property
     def folders(self) -> list[Path]:

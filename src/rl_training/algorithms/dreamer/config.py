@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from rl_training.algorithms.config import AlgoConfig, LRSchedule, OptimizerName, OptimizerSettings
+from rl_training.algorithms.config import AlgoConfig, LRSchedule, OptimizerChoice, OptimizerSettings
 from rl_training.models.dreamer import SIZES, ConvKind, DreamerSize, LatentKind, SizeName
 from rl_training.validation import (
     LARGEST_INT,
@@ -56,13 +56,7 @@ class DreamerConfig(AlgoConfig):
     """Step size of the policy."""
     critic_learning_rate: PositiveFloat = 4e-5
     """Step size of the value."""
-    optimizer: Annotated[
-        OptimizerSettings,
-        BeforeValidator(
-            lambda value: {"type": value} if isinstance(value, str) else value,
-            json_schema_input_type=OptimizerSettings | OptimizerName,
-        ),
-    ] = Field(default=OptimizerSettings(type="laprop"))
+    optimizer: OptimizerChoice = Field(default=OptimizerSettings(type="laprop"))
     """Optimizer of the networks: a name, or a mapping `{type: adam, eps: 1.0e-8}`."""
     adam_epsilon: PositiveFloat = 1e-20
     """What the optimizer adds to the root of the mean squared gradient before it divides by it."""

@@ -33,6 +33,7 @@ from rl_training.algorithms.optim import Adam
 from rl_training.algorithms.pixel_config import PixelConfig, encoder_for
 from rl_training.algorithms.ppo import PPO, ppo_networks
 from rl_training.algorithms.ppo import SPEC as PPO_SPEC
+from rl_training.algorithms.sources import RolloutSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import RolloutBatch
 from rl_training.data.datasets.expert_config import ExpertSettings
@@ -53,7 +54,7 @@ class GAIL(PPO):
     """PPO on the reward of a discriminator."""
 
     config_class = GAILConfig
-    parts = (ExpertSettings, PixelConfig)
+    parts = (ExpertSettings, PixelConfig, RolloutSettings)
     config: GAILConfig
     network_names = ("model", "discriminator")
     compiled = (*PPO.compiled, "discriminator_step")

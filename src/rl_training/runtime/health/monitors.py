@@ -28,15 +28,19 @@ LEAST_ENTROPY = 1e-3
 class Monitors:
     """Remembers what was said, so that it is said once."""
 
-    def __init__(self, gamma: float, largest_reward: Callable[[], float | None]) -> None:
+    def __init__(
+        self, gamma: float, largest_reward: Callable[[], float | None], *, one_epoch: bool = False
+    ) -> None:
         """Begin to watch.
 
         Args:
             gamma: Discount of the learner.
             largest_reward: Gives the largest |reward| learned from, None where that is not known;
                 asked for only when values are large.
+            one_epoch: A rollout is gone through once, so that its policy may be the current one.
         """
         self._gamma, self._largest_reward = gamma, largest_reward
+        self._one_epoch = one_epoch
         self._said: set[str] = set()
 
     def look(self, rows: Sequence[Mapping[str, float]]) -> list[str]:
@@ -51,7 +55,10 @@ class Monitors:
 
     def signs(self, row: Mapping[str, float]) -> dict[str, str]:
         """Return what a row shows, by kind of sign."""
-        return self._values(row) | _policy(row)
+        found = self._values(row) | _policy(row)
+        if self._one_epoch:
+            found.pop("dead", None)
+        return found
 
     def _values(self, row: Mapping[str, float]) -> dict[str, str]:
         largest = max(((abs(row[name]), name) for name in VALUES if name in row), default=(0.0, ""))
