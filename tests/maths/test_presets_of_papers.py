@@ -102,6 +102,27 @@ LOCOMOTION: dict[str, Any] = {
     "tau": 0.005,
     "n_step": 1,
 }
+LINEAR = {"type": "linear", "start": 1.0, "end": 0.0, "milestones": (), "gamma": 0.1}
+PROXIMAL: dict[str, Any] = {
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "num_steps": 128,
+    "minibatch_size": 256,
+    "update_epochs": 4,
+    "learning_rate": 2.5e-4,
+    "adam_epsilon": 1e-5,
+    "clip_coef": 0.1,
+    "clip_value": 0.1,
+    "ent_coef": 0.01,
+    "vf_coef": 0.5,
+    "max_grad_norm": 0.5,
+    "normalize_advantage": True,
+    "lr_schedule": LINEAR,
+    "clip_schedule": LINEAR,
+}
+PROXIMAL_GAMES = tuple(
+    f"ppo/{game}_atari" for game in ("breakout", "pong", "qbert", "seaquest", "space_invaders")
+)
 PAPERS: dict[str, dict[str, Any]] = {
     "iql/halfcheetah": LOCOMOTION
     | {
@@ -186,21 +207,7 @@ PAPERS: dict[str, dict[str, Any]] = {
         "epsilon_end": 0.01,
         "eval_epsilon": 0.001,
     },
-    "ppo/breakout_atari": {
-        "gamma": 0.99,
-        "gae_lambda": 0.95,
-        "num_steps": 128,
-        "minibatch_size": 256,
-        "update_epochs": 4,
-        "learning_rate": 2.5e-4,
-        "adam_epsilon": 1e-5,
-        "clip_coef": 0.1,
-        "clip_value": 0.1,
-        "ent_coef": 0.01,
-        "vf_coef": 0.5,
-        "max_grad_norm": 0.5,
-        "normalize_advantage": True,
-    },
+    **dict.fromkeys(PROXIMAL_GAMES, PROXIMAL),
     # The paper's, but for jaxrl's target entropy and first weights, which learned faster.
     "sac/halfcheetah": SOFT
     | {"learning_starts": 10_000, "target_entropy": -3.0, "weight_init": "orthogonal"},
@@ -313,7 +320,7 @@ PAPERS: dict[str, dict[str, Any]] = {
 SAMPLED = (
     "dqn/breakout_atari",
     "fqf/breakout_atari",
-    "ppo/breakout_atari",
+    *PROXIMAL_GAMES,
     "dreamer/boxing_atari",
     "dreamer/breakout_atari",
     "dreamer/pong_atari",
