@@ -333,6 +333,33 @@ def test_a_preset_has_the_settings_of_its_paper(preset: str) -> None:
     assert {name: settings[name] for name in PAPERS[preset]} == PAPERS[preset]
 
 
+def test_ppo_has_tianshous_settings_on_every_mujoco_task() -> None:
+    published = {
+        "gamma": 0.99,
+        "gae_lambda": 0.95,
+        "minibatch_size": 64,
+        "update_epochs": 10,
+        "hidden_sizes": (64, 64),
+        "learning_rate": 3e-4,
+        "lr_schedule": LINEAR,
+        "clip_coef": 0.2,
+        "clip_value": None,
+        "vf_coef": 0.25,
+        "ent_coef": 0.0,
+        "max_grad_norm": 0.5,
+        "normalize_advantage": False,
+        "recompute_advantages": True,
+        "normalize_observations": True,
+        "normalize_rewards": True,
+        "initial_log_std": -0.5,
+    }
+    for task in ("halfcheetah", "hopper", "walker2d", "ant", "humanoid"):
+        config = load_config(f"ppo/{task}")
+        settings = config.algo_config.model_dump()
+        assert {name: settings[name] for name in published} == published
+        assert settings["num_steps"] * config.num_envs == 2048
+
+
 def test_cloning_of_robot_arms_has_the_networks_of_the_other_methods() -> None:
     for task in ("cube_single", "cube_double", "scene", "puzzle_3x3", "puzzle_4x4"):
         settings = load_config(f"bc/{task}").algo_config.model_dump()
