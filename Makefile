@@ -41,8 +41,8 @@ check-portable: $(STAMP)  ## Maths, golden traces and small learning tests as ot
 docs: $(STAMP)  ## The documentation as a site in site/; a broken link is an error.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-learn: $(STAMP)  ## The quick learning gates over three of their ten seeds; about half an hour on two cores.
-	$(BIN)/python -m pytest -m slow -v -s tests/learning
+learn: $(STAMP)  ## The quick learning gates over three of their ten seeds, two at a time; twenty minutes on two cores.
+	$(BIN)/python -m pytest -m slow -v -rP -n 2 --dist worksteal tests/learning
 
 # GATES="ppo dqn" runs these alone; DATA=FOLDER has the recorded data, without which gates are skipped.
 # AT_ONCE=16 runs so many gates at a time, each on one thread.

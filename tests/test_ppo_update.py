@@ -18,6 +18,8 @@ from rl_training.errors import ConfigError, DataError
 from rl_training.models.layers import StackedLinear
 from rl_training.models.mlp_actor_critic import MLPActorCriticModel
 from rl_training.rng import Rng
+from rl_training.runtime.compile.programs import Source
+from rl_training.runtime.compile.trace import trace
 
 OBS, ACT, T, N = 3, 2, 4, 2
 
@@ -116,6 +118,50 @@ def test_clip_value_limits_the_change_of_the_prediction() -> None:
     assert learner.loss(old)[1]["value_loss"].item() == pytest.approx(0.5 * 4.5**2, rel=1e-5)
 
 
+@pytest.mark.parametrize(("progress", "clip"), [(0.0, 0.2), (0.5, 0.12), (1.0, 0.04)])
+def test_the_clip_schedule_narrows_both_clips(progress: float, clip: float) -> None:
+    learner = make_learner(
+        clip_coef=0.2,
+        clip_value=0.5,
+        clip_schedule={"type": "linear", "start": 1.0, "end": 0.2},
+        normalize_advantage=False,
+    )
+    learner.set_progress(progress)
+    batch = two_row_minibatch(learner, (1.0, -3.0), ratio=1.5)
+    metrics = learner.loss(Minibatch(**(vars(batch) | {"value": batch.value - 3.0})))[1]
+    assert metrics["policy_loss"].item() == pytest.approx((-(1 + clip) + 4.5) / 2, rel=1e-5)
+    # Predicting v from v - 3 is held at v - 3 + c, which misses the target v + 2 by 5 - c.
+    error = 5 - 0.5 * clip / 0.2
+    assert metrics["value_loss"].item() == pytest.approx(0.5 * error**2, rel=1e-5)
+    assert learner.schedule_values()["clip_coef"] == pytest.approx(clip)
+    inside = two_row_minibatch(learner, (1.0, -3.0), ratio=1.1)
+    assert learner.loss(inside)[1]["clip_fraction"].item() == (1.0 if clip < 0.1 else 0.0)
+
+
+def test_a_compiled_step_reads_the_clip_of_now() -> None:
+    learner = make_learner(clip_schedule={"type": "linear"})
+    batch = learner.prepare(make_rollout())
+    source = Source("minibatch_step", learner.minibatch_step, {"learner": learner})
+    arguments = (batch, torch.ones(1, dtype=torch.bool))
+    assert "learner.clip_factor.tensor" in trace(source, arguments).inputs
+
+
+def test_a_clip_that_differs_between_seeds_has_the_same_schedule() -> None:
+    schedule = {"type": "linear", "end": 0.5}
+    model = MLPActorCriticModel(OBS, ACT, (16,), discrete=True, rng=Rng((0, 1), "networks"))
+    varied = {"clip_coef": (0.1, 0.4)}
+    group = PPO(model=model, seeds=(0, 1), varied=varied, clip_schedule=schedule)
+    group.set_progress(1.0)
+    torch.testing.assert_close(
+        group.scheduled(group.setting("clip_coef", ndim=2)), torch.tensor([[0.05], [0.2]])
+    )
+    assert [group.schedule_values(i)["clip_coef"] for i in (0, 1)] == pytest.approx([0.05, 0.2])
+
+
+def test_a_constant_clip_is_not_logged() -> None:
+    assert set(make_learner().schedule_values()) == {"learning_rate"}
+
+
 def test_advantages_are_standardised_in_each_minibatch_and_seed() -> None:
     learner = make_learner()
     batch = two_row_minibatch(learner, (10.0, 4.0), ratio=1.1)
@@ -162,6 +208,78 @@ def test_the_end_of_a_rollout_bootstraps_from_the_true_successor() -> None:
     data = learner.prepare(rollout)
     next_value = learner.model.value(rollout.next_obs.flatten(1, 2))
     torch.testing.assert_close(data.target, rollout.reward.flatten(1) + 0.9 * next_value)
+
+
+def slow_advantages(learner: PPO, rollout: RolloutBatch, scale: float) -> list[list[float]]:
+    """GAE `[T][n]` by loops, of normalised observations and scaled rewards; one seed."""
+    norm, gamma, lam = learner.obs_norm, learner.config.gamma, learner.config.gae_lambda
+    mean, deviation = norm.mean[0, 0], norm.variance[0, 0].sqrt()
+
+    def value(obs: Tensor) -> float:
+        standard = ((obs - mean) / deviation).clamp(-10, 10)
+        return learner.model.value(standard.view(1, 1, OBS)).item()
+
+    advantages = [[0.0] * N for _ in range(T)]
+    for env in range(N):
+        later = 0.0
+        for t in reversed(range(T)):
+            terminated = bool(rollout.terminated[0, t, env])
+            ended = terminated or bool(rollout.truncated[0, t, env])
+            reward = min(max(rollout.reward[0, t, env].item() / scale, -10.0), 10.0)
+            after = 0.0 if terminated else gamma * value(rollout.next_obs[0, t, env])
+            delta = reward + after - value(rollout.obs[0, t, env])
+            later = delta + (0.0 if ended else gamma * lam * later)
+            advantages[t][env] = later
+    return advantages
+
+
+def test_time_limits_bootstrap_from_the_normalised_last_observation_in_scaled_units() -> None:
+    learner = make_learner(normalize_observations=True, normalize_rewards=True)
+    rng = Rng((7,), "seen")
+    learner.obs_norm.update(rng.normal(500, OBS) * 4 + 2)
+    learner.return_norm.update(rng.normal(500).double() * 30)
+    ends = torch.zeros(1, T, N, dtype=torch.bool)
+    truncated, terminated = ends.clone(), ends.clone()
+    truncated[0, 1, 0] = terminated[0, 2, 1] = True
+    rollout = make_rollout(
+        obs=rng.normal(T, N, OBS) * 4 + 2,
+        next_obs=rng.normal(T, N, OBS) * 40,  # some of them are clipped
+        reward=rng.normal(T, N) * 300,
+        truncated=truncated,
+        terminated=terminated,
+    )
+    scale = math.sqrt(learner.return_norm.variance.item() + 1e-8)
+    assert (rollout.reward.abs() > 10 * scale).any(), "a reward is clipped too"
+    wanted = torch.tensor(slow_advantages(learner, rollout, scale))
+    torch.testing.assert_close(
+        learner.prepare(rollout).advantage.view(T, N), wanted, rtol=1e-4, atol=1e-4
+    )
+
+
+def epochs_of(learner: PPO, rollout: RolloutBatch) -> list[tuple[Minibatch, Tensor]]:
+    """Update with one minibatch per epoch; returns each, with what the critic says at its time."""
+    seen: list[tuple[Minibatch, Tensor]] = []
+    step = learner.minibatch_step
+
+    def spy(batch: Minibatch, active: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        with torch.no_grad():
+            seen.append((batch, learner.prepare(rollout).advantage.sort().values))
+        return step(batch, active)
+
+    setattr(learner, "minibatch_step", spy)  # noqa: B010 - mypy forbids assigning to a method
+    learner.update(rollout)
+    return seen
+
+
+def test_recomputed_advantages_are_of_the_critic_at_the_start_of_the_epoch() -> None:
+    kept, anew = (make_learner(update_epochs=3, recompute_advantages=on) for on in (False, True))
+    before = kept.prepare(make_rollout())
+    for index, (batch, now) in enumerate(epochs_of(anew, make_rollout())):
+        torch.testing.assert_close(batch.advantage.sort().values, now)
+        torch.testing.assert_close(batch.log_prob.sort().values, before.log_prob.sort().values)
+        assert torch.allclose(now, before.advantage.sort().values) == (index == 0)
+    for batch, _ in epochs_of(kept, make_rollout()):
+        torch.testing.assert_close(batch.advantage.sort().values, before.advantage.sort().values)
 
 
 def test_kl_stop_takes_no_step_after_the_threshold_is_passed() -> None:

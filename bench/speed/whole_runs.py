@@ -66,7 +66,11 @@ OVERRIDES = (
 )
 _SOON = ("algo_kwargs.learning_starts=500",)
 _HUMANOID = ("env_id=Humanoid-v5", "algo_kwargs.buffer_capacity=100000")
-_CHEETAHS = ("env_id=HalfCheetah-v5", "num_envs=64", "algo_kwargs.minibatch_size=4096")
+_CHEETAHS = (
+    *("env_id=HalfCheetah-v5", "num_envs=64", "algo_kwargs.minibatch_size=4096"),
+    # As the preset was when this was first measured.
+    *("algo_kwargs.normalize_rewards=false", "algo_kwargs.recompute_advantages=false"),
+)
 _GAMES = ("vector_mode=native", "eval_episodes=0")
 _DQN = (*_GAMES, "algo_kwargs.learning_starts=2000")
 _DREAMER = ("eval_episodes=0", "algo_kwargs.learning_starts=256")

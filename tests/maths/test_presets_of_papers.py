@@ -143,6 +143,27 @@ TRUNCATED: dict[str, Any] = SOFT | {
 }
 DROPPED = {"hopper": 5, "halfcheetah": 0, "walker2d": 2, "humanoid": 2}
 """Quantiles that TQC drops per critic."""
+LINEAR = {"type": "linear", "start": 1.0, "end": 0.0, "milestones": (), "gamma": 0.1}
+PROXIMAL: dict[str, Any] = {
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "num_steps": 128,
+    "minibatch_size": 256,
+    "update_epochs": 4,
+    "learning_rate": 2.5e-4,
+    "adam_epsilon": 1e-5,
+    "clip_coef": 0.1,
+    "clip_value": 0.1,
+    "ent_coef": 0.01,
+    "vf_coef": 0.5,
+    "max_grad_norm": 0.5,
+    "normalize_advantage": True,
+    "lr_schedule": LINEAR,
+    "clip_schedule": LINEAR,
+}
+PROXIMAL_GAMES = tuple(
+    f"ppo/{game}_atari" for game in ("breakout", "pong", "qbert", "seaquest", "space_invaders")
+)
 PAPERS: dict[str, dict[str, Any]] = {
     **{f"redq/{task}": RANDOMIZED | {"target_entropy": e} for task, e in ENTROPIES.items()},
     **{f"droq/{task}": DROPPING | {"target_entropy": e} for task, e in ENTROPIES.items()},
@@ -231,21 +252,7 @@ PAPERS: dict[str, dict[str, Any]] = {
         "epsilon_end": 0.01,
         "eval_epsilon": 0.001,
     },
-    "ppo/breakout_atari": {
-        "gamma": 0.99,
-        "gae_lambda": 0.95,
-        "num_steps": 128,
-        "minibatch_size": 256,
-        "update_epochs": 4,
-        "learning_rate": 2.5e-4,
-        "adam_epsilon": 1e-5,
-        "clip_coef": 0.1,
-        "clip_value": 0.1,
-        "ent_coef": 0.01,
-        "vf_coef": 0.5,
-        "max_grad_norm": 0.5,
-        "normalize_advantage": True,
-    },
+    **dict.fromkeys(PROXIMAL_GAMES, PROXIMAL),
     # The paper's, but for jaxrl's target entropy and first weights, which learned faster.
     "sac/halfcheetah": SOFT
     | {"learning_starts": 10_000, "target_entropy": -3.0, "weight_init": "orthogonal"},
@@ -358,7 +365,7 @@ PAPERS: dict[str, dict[str, Any]] = {
 SAMPLED = (
     "dqn/breakout_atari",
     "fqf/breakout_atari",
-    "ppo/breakout_atari",
+    *PROXIMAL_GAMES,
     "dreamer/boxing_atari",
     "dreamer/breakout_atari",
     "dreamer/pong_atari",
@@ -369,6 +376,33 @@ SAMPLED = (
 def test_a_preset_has_the_settings_of_its_paper(preset: str) -> None:
     settings = load_config(preset).algo_config.model_dump()
     assert {name: settings[name] for name in PAPERS[preset]} == PAPERS[preset]
+
+
+def test_ppo_has_tianshous_settings_on_every_mujoco_task() -> None:
+    published = {
+        "gamma": 0.99,
+        "gae_lambda": 0.95,
+        "minibatch_size": 64,
+        "update_epochs": 10,
+        "hidden_sizes": (64, 64),
+        "learning_rate": 3e-4,
+        "lr_schedule": LINEAR,
+        "clip_coef": 0.2,
+        "clip_value": None,
+        "vf_coef": 0.25,
+        "ent_coef": 0.0,
+        "max_grad_norm": 0.5,
+        "normalize_advantage": False,
+        "recompute_advantages": True,
+        "normalize_observations": True,
+        "normalize_rewards": True,
+        "initial_log_std": -0.5,
+    }
+    for task in ("halfcheetah", "hopper", "walker2d", "ant", "humanoid"):
+        config = load_config(f"ppo/{task}")
+        settings = config.algo_config.model_dump()
+        assert {name: settings[name] for name in published} == published
+        assert settings["num_steps"] * config.num_envs == 2048
 
 
 def test_cloning_of_robot_arms_has_the_networks_of_the_other_methods() -> None:

@@ -524,8 +524,14 @@ class OnPolicyLearner(Learner[RolloutBatch]):
         size = min(settings.minibatch_size, rows)
         return settings.update_epochs * (rows // size), size
 
-    def epochs(self, data: RolloutRows) -> tuple[dict[str, Tensor], int]:
+    def epochs(
+        self, data: RolloutRows, again: Callable[[], RolloutRows] | None = None
+    ) -> tuple[dict[str, Tensor], int]:
         """Step through all rows several times, in an order drawn for each epoch and seed.
+
+        Args:
+            data: The rows.
+            again: Makes them again before every epoch but the first; None keeps them.
 
         Returns:
             The means of the metrics of `minibatch_step`, and the number of gradient steps.
@@ -534,7 +540,9 @@ class OnPolicyLearner(Learner[RolloutBatch]):
         size = self.gradient_steps(total)[1]
         active = torch.ones(self.num_seeds, dtype=torch.bool, device=self.device)
         steps = []
-        for _ in range(self.part(RolloutSettings).update_epochs):
+        for epoch in range(self.part(RolloutSettings).update_epochs):
+            if epoch and again is not None:
+                data = again()
             shuffled = data.rows(self.rng.permutation(total))
             for start in range(0, total - size + 1, size):
                 metrics, active = self.minibatch_step(shuffled.slice(start, start + size), active)

@@ -159,10 +159,13 @@ def ppo_policy_loss(ratio: Tensor, advantage: Tensor, clip_coef: float | Tensor)
     return -torch.minimum(ratio * advantage, clipped * advantage)
 
 
-def ppo_value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | None) -> Tensor:
+def ppo_value_loss(
+    value: Tensor, old_value: Tensor, target: Tensor, clip: float | Tensor | None
+) -> Tensor:
     """Half squared error per sample; with `clip` the worse of plain and clipped prediction."""
     error = functional.mse_loss(value, target, reduction="none")
     if clip is not None:
-        clipped = old_value + (value - old_value).clamp(-clip, clip)
+        change = (value - old_value).clamp(-clip, clip)  # type: ignore[arg-type]  # as above
+        clipped = old_value + change
         error = torch.maximum(error, (clipped - target).square())
     return 0.5 * error

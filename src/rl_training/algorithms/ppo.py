@@ -11,15 +11,17 @@ Deviations: time limits bootstrap; old log densities and values are computed in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from rl_training.algorithms.base import OnPolicyLearner, StepOutput, add_weighted
-from rl_training.algorithms.config import AlgoConfig, part_of
+from rl_training.algorithms.config import AlgoConfig, LRSchedule, part_of
 from rl_training.algorithms.losses import gae, ppo_policy_loss, ppo_value_loss
+from rl_training.algorithms.optim import learning_rate_factor
 from rl_training.algorithms.pixel_config import PixelConfig, shared_encoder
 from rl_training.algorithms.sources import RolloutSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
@@ -28,6 +30,7 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.models.layers import ActivationName
 from rl_training.models.mlp_actor_critic import ActorCriticModel
 from rl_training.rng import Rng
+from rl_training.state import Scalar
 from rl_training.validation import (
     Fraction,
     NonNegativeFloat,
@@ -69,8 +72,13 @@ class PPOConfig(AlgoConfig):
     """0 gives one-step advantages, 1 Monte-Carlo ones."""
     clip_value: PositiveFloat | None = None
     """Clip the change of the value prediction to this; null does not."""
+    clip_schedule: LRSchedule = Field(default=LRSchedule())
+    """Schedule of `clip_coef` and `clip_value`, a factor on both."""
     normalize_advantage: bool = True
     """Standardise advantages in each minibatch."""
+    recompute_advantages: bool = False
+    """Compute values and advantages anew before each epoch (Andrychowicz et al., 2020), by the
+    value network as it is by then; false keeps those of the first."""
     normalize_observations: bool = False
     """Standardise observations by running statistics, which are part of the checkpoint."""
     normalize_obs: bool = False
@@ -109,6 +117,28 @@ class PPO(OnPolicyLearner):
         self.optimizer = self.network_optimizer(
             self.model.parameters(), max_grad_norm=self.config.max_grad_norm
         )
+        # A constant clip costs no multiplication, and its program has it as a number.
+        schedule = self.config.clip_schedule
+        self.clip_factor = None if schedule == LRSchedule() else Scalar(1.0, self.device)
+
+    def set_progress(self, progress: float) -> None:
+        """Move the learning rate and the clip."""
+        super().set_progress(progress)
+        if self.clip_factor is not None:
+            self.clip_factor.set(learning_rate_factor(self.config.clip_schedule, self.progress))
+
+    def schedule_values(self, index: int = 0) -> dict[str, float]:
+        """Return the learning rate, and the clip where it has a schedule."""
+        values = super().schedule_values(index)
+        if self.clip_factor is None:
+            return values
+        varied = self.varied.get("clip_coef")
+        base = self.config.clip_coef if varied is None else varied.values[index]
+        return values | {"clip_coef": base * self.clip_factor.value}
+
+    def scheduled(self, clip: float | Tensor) -> float | Tensor:
+        """Return a clip as its schedule has it now."""
+        return clip if self.clip_factor is None else clip * self.clip_factor.tensor
 
     def setup_inputs(self) -> None:
         """Create the statistics, which whole rollouts move: a policy is one throughout its own."""
@@ -123,7 +153,12 @@ class PPO(OnPolicyLearner):
     def step(self, batch: RolloutBatch) -> StepOutput:
         """Do several epochs of minibatch steps on a rollout."""
         data = self.prepare(batch)
-        summary, steps = self.epochs(data)
+
+        def prepared_again() -> Minibatch:
+            return replace(self.prepare(batch), log_prob=data.log_prob)
+
+        again = prepared_again if self.config.recompute_advantages else None
+        summary, steps = self.epochs(data, again)
         if self.normalizes:
             self.obs_norm.update(batch.obs.flatten(1, 2))
         summary["explained_variance"] = explained_variance(data.value, data.target)
@@ -161,9 +196,10 @@ class PPO(OnPolicyLearner):
             std, mean = torch.std_mean(advantage, 1, keepdim=True)
             advantage = (advantage - mean) / (std + 1e-8)
         log_ratio = log_prob - batch.log_prob
-        clip_coef = self.setting("clip_coef", ndim=2)
+        clip_coef = self.scheduled(self.setting("clip_coef", ndim=2))
+        clip_value = None if config.clip_value is None else self.scheduled(config.clip_value)
         policy_loss = ppo_policy_loss(log_ratio.exp(), advantage, clip_coef).mean(1)
-        value_loss = ppo_value_loss(value, batch.value, batch.target, config.clip_value).mean(1)
+        value_loss = ppo_value_loss(value, batch.value, batch.target, clip_value).mean(1)
         loss = add_weighted(policy_loss, value_loss, self.setting("vf_coef"))
         mean_entropy, ent_coef = entropy.mean(1), self.setting("ent_coef")
         if isinstance(ent_coef, Tensor) or ent_coef > 0:

@@ -50,6 +50,9 @@ class ReplaySettings(Settings):
     """Transitions per gradient step and seed."""
     learning_starts: NonNegativeInt = 1_000
     """Steps of uniformly random actions before the first update."""
+    random_action_hold: PositiveInt = 1
+    """Steps of an environment for which each of these random actions is held. Those that last reach
+    states which new ones at every step never do (Dabney et al., 2021, arXiv:2006.01782)."""
     train_frequency: PositiveInt = 1
     """Environment steps between two rounds of updates."""
 

@@ -26,6 +26,7 @@ from rl_training.data.replay.storage import ReplayBuffer, StepArrays
 from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.envs.step import Step
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.rng import Rng, derive_seed
 from rl_training.runtime.checkpoints.saver import AHEAD
 from rl_training.runtime.collector import ActionAhead, CollectedStep, Collector, RunningStatistics
 from rl_training.runtime.compile.runner import ReplayRunner, RolloutRunner
@@ -76,7 +77,8 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     )
     phases.before_loop(runner)
 
-    actor = _Actor(session, learner, collector, replay, runner, acting, random_steps)
+    held = HeldActions(learner, envs.num_envs, config.random_action_hold)
+    actor = _Actor(session, learner, collector, replay, runner, acting, random_steps, held)
     while session.running():
         each(phases.before_each, runner)
         progress = session.progress
@@ -94,6 +96,30 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     return session.finish()
 
 
+class HeldActions:
+    """Uniformly random actions, each held for some steps of its environment.
+
+    Which one belongs to a step follows from the step alone, so that a resumed run needs no memory
+    of it. Actions that are not held come from the learner's own generator.
+    """
+
+    def __init__(self, learner: AnyLearner, num_envs: int, hold: int) -> None:
+        self._learner, self._num_envs, self._hold = learner, num_envs, hold
+        self._number, self._action = -1, torch.empty(0)
+
+    def at(self, step: int) -> Tensor:
+        """Return the actions `[S, n, ...]` of the step that begins after `step` steps per seed."""
+        if self._hold == 1:
+            return self._learner.random_action(self._num_envs)
+        number = step // (self._num_envs * self._hold)
+        if number != self._number:
+            seeds = [derive_seed(seed, "random action", number) for seed in self._learner.seeds]
+            with self._learner.drawing_from(Rng(seeds, "held", self._learner.device)):
+                self._action = self._learner.random_action(self._num_envs)
+            self._number = number
+        return self._action
+
+
 @dataclass(frozen=True)
 class _Actor:
     """Chooses the actions of the off-policy loop, and learns from what came of them."""
@@ -105,6 +131,7 @@ class _Actor:
     runner: ReplayRunner
     acting: ActingState | None
     random_steps: int
+    held: HeldActions
 
     def _acts_randomly(self) -> bool:
         return self.session.step < self.random_steps and not self.session.has_origin
@@ -115,7 +142,7 @@ class _Actor:
             if self.acting is not None and self.collector.at_start:
                 self.acting.begin_episodes(self.collector.starts())
             if self._acts_randomly():
-                return HostCopy.of(self.learner.random_action(self.replay.num_envs))
+                return HostCopy.of(self.held.at(self.session.step))
             return self.runner.act(self.collector.obs)
 
     def take_in(self, seen: StepArrays, due: int) -> HostCopy | None:
