@@ -141,6 +141,23 @@ TRUNCATED: dict[str, Any] = SOFT | {
     "num_quantiles": 25,
     "kappa": 1.0,
 }
+SPHERICAL: dict[str, Any] = SOFT | {
+    "gamma": 0.995,
+    "learning_rate": 1e-4,
+    "lr_schedule": {"type": "linear", "start": 1.0, "end": 0.5, "milestones": (), "gamma": 0.1},
+    "hidden_sizes": (512, 512),
+    "actor_hidden_sizes": (128,),
+    "critic_hidden_sizes": None,
+    "num_critics": 2,
+    "num_bins": 101,
+    "value_range": 5.0,
+    "initial_alpha": 0.01,
+    "learning_starts": 5_000,
+    "normalize_observations": True,
+    "normalize_rewards": True,
+    "gradient_updates_per_step": 2,
+    "n_step": 1,
+}
 DROPPED = {"hopper": 5, "halfcheetah": 0, "walker2d": 2, "humanoid": 2}
 """Quantiles that TQC drops per critic."""
 LINEAR = {"type": "linear", "start": 1.0, "end": 0.0, "milestones": (), "gamma": 0.1}
@@ -168,6 +185,7 @@ PAPERS: dict[str, dict[str, Any]] = {
     **{f"redq/{task}": RANDOMIZED | {"target_entropy": e} for task, e in ENTROPIES.items()},
     **{f"droq/{task}": DROPPING | {"target_entropy": e} for task, e in ENTROPIES.items()},
     **{f"crossq/{task}": CROSSED for task in DROPPED},
+    **{f"simba_v2/{task}": SPHERICAL for task in (*DROPPED, "ant")},
     **{f"tqc/{task}": TRUNCATED | {"quantiles_to_drop": n} for task, n in DROPPED.items()},
     "iql/halfcheetah": LOCOMOTION
     | {
