@@ -189,6 +189,17 @@ def test_the_learned_multiplier_grows_while_the_gap_is_too_large_and_falls_below
     assert small.log_multiplier.item() < 0
 
 
+@pytest.mark.parametrize("backup", ["deterministic", "entropy", "max"])
+def test_every_backup_asks_a_drawn_target_critic_alone(
+    backup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = make_learner(backup=backup, num_target_critics=1)
+    asked = rows_asked(monkeypatch, learner.target_critic)
+    target, _ = learner.td_target(make_batch())
+    assert [members for _, members in asked] == [1]
+    assert target.shape == (1, B)
+
+
 def test_deterministic_backup_has_no_entropy_and_max_is_no_smaller() -> None:
     batch = make_batch()
     plain, soft = make_learner(), make_learner(backup="entropy")

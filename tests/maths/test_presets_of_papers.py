@@ -381,6 +381,7 @@ PAPERS: dict[str, dict[str, Any]] = {
     },
 }
 SAMPLED = (
+    "c51/pong_atari",
     "dqn/breakout_atari",
     "fqf/breakout_atari",
     *PROXIMAL_GAMES,

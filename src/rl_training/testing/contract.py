@@ -96,7 +96,7 @@ AT_MOST: dict[str, int] = {"gradient_updates_per_step": 2, "num_critics": 3}
 
 OWN_WIDTHS: dict[str, Any] = {"critic_hidden_sizes": [16, 16]}
 """Values of settings that are small anyway where they follow others."""
-STATISTICAL = 64
+STATISTICAL = 32
 """Rows of a batch that is normalised by its own statistics: of a unit that fires on all rows the
 bias has no gradient but rounding, by whose sign Adam moves it."""
 

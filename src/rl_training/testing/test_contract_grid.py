@@ -160,7 +160,12 @@ def test_members_of_a_grid_equal_single_runs(algo: str, tmp_path: Path) -> None:
     rate = rate_name(algo)
     rates = varying_values(algo, rate, 2)
     config = small_config(
-        algo, tmp_path, seeds=[1, 2], grid={rate: list(rates)}, total_timesteps=96
+        algo,
+        tmp_path,
+        seeds=[1, 2],
+        grid={rate: list(rates)},
+        total_timesteps=96,
+        algo_kwargs=above_rounding(algo),
     )
     group = train(config)
     for member, result in zip(config.members, group.per_seed, strict=True):
