@@ -6,6 +6,7 @@ from rl_training.algorithms.c51 import C51 as C51Algorithm
 from rl_training.algorithms.cql import CQL as CQLAlgorithm
 from rl_training.algorithms.discrete_cql import DiscreteCQL as DiscreteCQLAlgorithm
 from rl_training.algorithms.discrete_iql import DiscreteIQL as DiscreteIQLAlgorithm
+from rl_training.algorithms.discrete_sac import DiscreteSAC as DiscreteSACAlgorithm
 from rl_training.algorithms.dqn import DQN as DQNAlgorithm
 from rl_training.algorithms.dreamer import Dreamer as DreamerAlgorithm
 from rl_training.algorithms.fqf import FQF as FQFAlgorithm
@@ -45,6 +46,7 @@ from rl_training.api.algorithms import TD3 as TD3
 from rl_training.api.algorithms import TD3BC as TD3BC
 from rl_training.api.algorithms import DiscreteCQL as DiscreteCQL
 from rl_training.api.algorithms import DiscreteIQL as DiscreteIQL
+from rl_training.api.algorithms import DiscreteSAC as DiscreteSAC
 from rl_training.api.algorithms import Dreamer as Dreamer
 from rl_training.api.algorithms import ReBRAC as ReBRAC
 from rl_training.data import OfflineDataset as OfflineDataset

@@ -21,5 +21,6 @@ from rl_training.api.algorithms import TD3 as TD3
 from rl_training.api.algorithms import TD3BC as TD3BC
 from rl_training.api.algorithms import DiscreteCQL as DiscreteCQL
 from rl_training.api.algorithms import DiscreteIQL as DiscreteIQL
+from rl_training.api.algorithms import DiscreteSAC as DiscreteSAC
 from rl_training.api.algorithms import Dreamer as Dreamer
 from rl_training.api.algorithms import ReBRAC as ReBRAC
