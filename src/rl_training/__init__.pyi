@@ -7,6 +7,7 @@ from rl_training.algorithms.cql import CQL as CQLAlgorithm
 from rl_training.algorithms.crossq import CrossQ as CrossQAlgorithm
 from rl_training.algorithms.discrete_cql import DiscreteCQL as DiscreteCQLAlgorithm
 from rl_training.algorithms.discrete_iql import DiscreteIQL as DiscreteIQLAlgorithm
+from rl_training.algorithms.discrete_sac import DiscreteSAC as DiscreteSACAlgorithm
 from rl_training.algorithms.dqn import DQN as DQNAlgorithm
 from rl_training.algorithms.dreamer import Dreamer as DreamerAlgorithm
 from rl_training.algorithms.droq import DroQ as DroQAlgorithm
@@ -53,6 +54,7 @@ from rl_training.api.algorithms import TQC as TQC
 from rl_training.api.algorithms import CrossQ as CrossQ
 from rl_training.api.algorithms import DiscreteCQL as DiscreteCQL
 from rl_training.api.algorithms import DiscreteIQL as DiscreteIQL
+from rl_training.api.algorithms import DiscreteSAC as DiscreteSAC
 from rl_training.api.algorithms import Dreamer as Dreamer
 from rl_training.api.algorithms import DroQ as DroQ
 from rl_training.api.algorithms import ReBRAC as ReBRAC

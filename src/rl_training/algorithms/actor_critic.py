@@ -204,7 +204,10 @@ class ActorCritic(TransitionLearner):
         return {}
 
     def random_action(self, num_envs: int) -> Tensor:
-        """Draw actions uniformly from [-1, 1]^A."""
+        """Draw actions uniformly, continuous ones from [-1, 1]^A."""
+        if self.model.discrete:
+            drawn: Tensor = self.rng.integers(self.model.action_dim, num_envs)
+            return drawn
         return self.rng.uniform(num_envs, self.model.action_dim) * 2 - 1
 
 

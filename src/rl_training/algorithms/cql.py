@@ -241,6 +241,7 @@ SPEC = AlgorithmSpec(
     networks=sac_networks,
     loop=Loop.OFFLINE,
     action_kinds=("continuous",),
+    counterpart="discrete_cql",
     metrics={
         "critic_loss": "TD error plus weighted penalty, summed over critics",
         "actor_loss": "alpha log pi - min Q, or the cloning loss",

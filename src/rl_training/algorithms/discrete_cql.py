@@ -84,6 +84,7 @@ SPEC = AlgorithmSpec(
     networks=dqn_networks,
     loop=Loop.OFFLINE,
     action_kinds=("discrete",),
+    counterpart="cql",
     metrics={
         "loss": "Huber loss of the TD error plus the weighted penalty",
         "td_loss": "Huber loss of the TD error",

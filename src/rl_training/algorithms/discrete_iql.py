@@ -3,7 +3,7 @@
 IQL with critics that tell Q of every action and a categorical policy.  Although the maximum over
 actions would be at hand, it is not taken: value and target only look at actions of the data.
 
-Overrides: choose, random_action.
+Overrides: choose.
 Deviations: those of IQL; its paper has continuous actions alone.  The policy is greedy unless it
     samples.
 """
@@ -18,7 +18,6 @@ from rl_training.algorithms.iql import SPEC as IQL_SPEC
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.actor_with_critics import MLPDiscreteIQLModel
-from rl_training.models.heads import gumbel_sample
 
 
 class DiscreteIQL(IQL):
@@ -28,15 +27,7 @@ class DiscreteIQL(IQL):
 
     def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Sample from the policy when exploring, else take its most likely action."""
-        logits = self.model.logits(obs)
-        if not explore:
-            return logits.argmax(-1)
-        noise = self.rng.exponential(obs.shape[1], self.model.action_dim).log()
-        return gumbel_sample(logits, noise)
-
-    def random_action(self, num_envs: int) -> Tensor:
-        """Draw actions uniformly."""
-        return self.rng.integers(self.model.action_dim, num_envs)
+        return self.model.sample(obs, self.rng) if explore else self.model.logits(obs).argmax(-1)
 
 
 def discrete_iql_loss(learner: DiscreteIQL, batch: TransitionBatch) -> dict[str, Tensor]:
@@ -53,5 +44,6 @@ SPEC = AlgorithmSpec(
     networks=networks_of(MLPDiscreteIQLModel, "value_layer_norm"),
     loop=Loop.OFFLINE,
     action_kinds=("discrete",),
+    counterpart="iql",
     metrics=IQL_SPEC.metrics,
 )

@@ -168,6 +168,7 @@ SPEC = AlgorithmSpec(
     networks=iql_networks,
     loop=Loop.OFFLINE,
     action_kinds=("continuous",),
+    counterpart="discrete_iql",
     metrics={
         "critic_loss": "squared TD error, summed over critics",
         "value_loss": "expectile loss of V against min target Q",

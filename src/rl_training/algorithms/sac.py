@@ -194,6 +194,7 @@ SPEC = AlgorithmSpec(
     networks=sac_networks,
     loop=Loop.OFF_POLICY,
     action_kinds=("continuous",),
+    counterpart="discrete_sac",
     encoded_ndims=(3,),
     metrics=SAC_METRICS,
 )

@@ -58,6 +58,8 @@ class AlgorithmSpec:
     """Every metric of an update with its meaning; the contract tests hold the learner to it."""
     obs_ndims: tuple[int, ...] = (1,)
     """Numbers of axes an observation may have."""
+    counterpart: str | None = None
+    """Name of the same method for the other kind of actions."""
     encoded_ndims: tuple[int, ...] = ()
     """Numbers of axes it may have beside, where the user's own encoder makes a vector of them."""
     phases: tuple[Phase, ...] = ()
@@ -93,9 +95,12 @@ class AlgorithmSpec:
             SpecMismatch: Naming the task, the space and what is allowed.
         """
         if env.action_kind not in self.action_kinds:
+            advice = "`rl-training list` shows what each algorithm takes."
+            if self.counterpart is not None:
+                advice = f"{self.counterpart} is the same method for them; {advice}"
             raise SpecMismatch(
                 f"{self.name} needs {' or '.join(self.action_kinds)} actions, but {env.env_id} has "
-                f"{env.action_kind} ones; `rl-training list` shows what each algorithm takes."
+                f"{env.action_kind} ones; {advice}"
             )
         ndims, ndim = self.obs_ndims, len(env.obs_shape)
         if ndim > 1:

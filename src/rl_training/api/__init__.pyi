@@ -24,6 +24,7 @@ from rl_training.api.algorithms import TQC as TQC
 from rl_training.api.algorithms import CrossQ as CrossQ
 from rl_training.api.algorithms import DiscreteCQL as DiscreteCQL
 from rl_training.api.algorithms import DiscreteIQL as DiscreteIQL
+from rl_training.api.algorithms import DiscreteSAC as DiscreteSAC
 from rl_training.api.algorithms import Dreamer as Dreamer
 from rl_training.api.algorithms import DroQ as DroQ
 from rl_training.api.algorithms import ReBRAC as ReBRAC

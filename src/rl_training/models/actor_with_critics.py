@@ -1,10 +1,10 @@
 """Networks of off-policy actor-critics: an actor and critics beside it.
 
 `MLPSACModel` has the tanh-Gaussian policy of the soft family, whose density is here too,
-`MLPTQCModel` the same and critics that tell quantiles, `MLPCrossQModel` the same with batch
-renormalisation, `MLPTD3Model` a deterministic policy, `MLPIQLModel` a Gaussian and a state value,
-`MLPDiscreteIQLModel` a categorical one, `MLPFQLModel` one that maps noise to actions, and the flow
-that it is distilled from.
+`MLPDiscreteSACModel` a categorical one and critics of all actions, `MLPTQCModel` critics that tell
+quantiles, `MLPCrossQModel` batch renormalisation, `MLPTD3Model` a deterministic policy,
+`MLPIQLModel` a Gaussian and a state value, `MLPDiscreteIQLModel` a categorical one beside it,
+`MLPFQLModel` one that maps noise to actions, and the flow that it is distilled from.
 Shapes: S seeds, N critics, B batch, A action.
 """
 
@@ -23,6 +23,7 @@ from rl_training.models.heads import (
     LOG_SQRT_2PI,
     categorical_log_prob_entropy,
     gaussian_log_prob,
+    gumbel_sample,
 )
 from rl_training.models.layers import ActivationName, StackedMLP, WeightsName
 from rl_training.models.own_encoder import EncodedMLP, StackedEncoder
@@ -204,6 +205,38 @@ class MLPSACModel(ActorWithCritics):
         return mean, log_std.clamp(*self.log_std_range)
 
 
+class MLPDiscreteSACModel(ActorWithCritics):
+    """Categorical policy and critics `obs -> Q(., a)`, for S seeds."""
+
+    discrete = True
+
+    def logits(self, obs: Tensor) -> Tensor:
+        """Return the policy's logits `[S, B, A]`."""
+        return self.actor.forward(obs)
+
+    def sample(self, obs: Tensor, rng: Rng) -> Tensor:
+        """Draw actions `[S, B]` from the policy."""
+        return gumbel_sample(self.logits(obs), rng.exponential(obs.shape[1], self.action_dim).log())
+
+    def all_q_values(
+        self, obs: Tensor, critic: nn.Module | None = None, members: Tensor | slice | None = None
+    ) -> Tensor:
+        """Return Q of every action by every member, `[S, N, B, A]`; arguments as of `q_values`."""
+        return read_beside(critic or self.critic, obs, members=members)
+
+    def q_values(
+        self,
+        obs: Tensor,
+        action: Tensor,
+        critic: nn.Module | None = None,
+        members: Tensor | slice | None = None,
+    ) -> Tensor:
+        """Return Q of actions `[S, B]` by every member `[S, N, B]`; arguments as of the base."""
+        q = self.all_q_values(obs, critic, members)
+        chosen = action[:, None, :, None].expand(-1, q.shape[1], -1, -1)
+        return q.gather(-1, chosen).squeeze(-1)
+
+
 class MLPTQCModel(MLPSACModel):
     """`MLPSACModel` whose critics tell M quantiles of the return each."""
 
@@ -350,34 +383,16 @@ class MLPIQLModel(ActorWithCritics):
         return self.value_net.forward(obs).squeeze(-1)
 
 
-class MLPDiscreteIQLModel(MLPIQLModel):
+class MLPDiscreteIQLModel(MLPDiscreteSACModel, MLPIQLModel):
     """Categorical policy, critics `obs -> Q(., a)` and value `obs -> V`, for S seeds."""
-
-    discrete = True
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """Return what the policy's loss moves."""
         return list(self.actor.parameters())
 
-    def logits(self, obs: Tensor) -> Tensor:
-        """Return the policy's logits `[S, B, A]`."""
-        return self.actor.forward(obs)
-
     def log_prob(self, obs: Tensor, action: Tensor) -> Tensor:
         """Return the log probability `[S, B]` of actions `[S, B]`."""
         return categorical_log_prob_entropy(self.logits(obs), action)[0]
-
-    def q_values(
-        self,
-        obs: Tensor,
-        action: Tensor,
-        critic: nn.Module | None = None,
-        members: Tensor | slice | None = None,
-    ) -> Tensor:
-        """Return Q of actions `[S, B]` by every member `[S, N, B]`; arguments as of the base."""
-        q = read_beside(critic or self.critic, obs, members=members)  # [S, N, B, A]
-        chosen = action[:, None, :, None].expand(-1, q.shape[1], -1, -1)
-        return q.gather(-1, chosen).squeeze(-1)
 
 
 class MLPFQLModel(ActorWithCritics):
