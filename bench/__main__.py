@@ -130,7 +130,7 @@ def make_parser() -> argparse.ArgumentParser:
     gpu.add_argument("--accelerate", choices=("off", "compile", "graph"), help="how updates run")
     gpu.add_argument("--seeds", type=_numbers, metavar="N,...", help="numbers of seeds")
     gpu.add_argument("--precisions", type=_precisions, metavar="P,...", help="fp32, tf32, bf16")
-    gpu.add_argument("--algo", type=_algos, metavar="A,...", help="sac, cql, iql, td3_bc")
+    gpu.add_argument("--algo", type=_algos, metavar="A,...", help=", ".join(ALGOS))
     gpu.add_argument("--seconds", type=float, default=3.0, help="length of a repeat of updates (3)")
     gpu.add_argument("--preset", default="sac/pendulum", help="preset of gpu-seeds (sac/pendulum)")
     gpu.add_argument("--steps", type=_positive, help="steps of whole runs, per seed")

@@ -39,6 +39,7 @@ NARROW: dict[str, dict[str, Any]] = {
     "crossq": {"critic_hidden_sizes": [64, 64]},
     "tqc": {"critic_hidden_sizes": [64, 64]},
     "redq": {"num_critics": 3},
+    "simba_v2": {"hidden_sizes": [64, 64]},
 }
 """Settings for a CPU, where figures only show that a row can be measured."""
 PROFILED = 64
@@ -82,7 +83,8 @@ class Work:
 
 
 def _works(row: Row, options: Options) -> Iterator[Work]:
-    for algo in row.algos or options.algos or ALGOS:
+    asked = [algo for algo in row.algos if algo in (options.algos or row.algos)]
+    for algo in asked or row.algos or options.algos or ALGOS:
         seeds = options.seeds or SEEDS.get(algo, FEW_SEEDS)
         for count, precision in itertools.product(seeds, options.precisions or PRECISIONS):
             yield Work(algo, count, precision)

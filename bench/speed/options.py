@@ -31,7 +31,7 @@ class Options:
     precisions: tuple[str, ...] | None = None
     """Precisions of the accelerator rows; None is what each row says."""
     algos: tuple[str, ...] | None = None
-    """Algorithms of `gpu-update`; None is CQL, IQL and TD3+BC."""
+    """Algorithms of `gpu-update`, or some of `gpu-actors`; None is what each row says."""
     seconds: float = 3.0
     """How long an accelerator row times updates, per repeat."""
     steps: int | None = None

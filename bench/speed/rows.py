@@ -318,11 +318,11 @@ _ALL = (
     ),
     Row(
         name="gpu-actors",
-        what="the same of SAC beside REDQ, DroQ, CrossQ and TQC, each with its own critics",
+        what="the same of SAC beside its variants, each with its own networks, or of --algo",
         bars={"crossq 1 seed": Bar("ratio", 0.7), "crossq 32 seeds": Bar("ratio", 0.7)},
         group="gpu",
         measure="gpu_updates",
-        algos=("sac", "redq", "droq", "crossq", "tqc"),
+        algos=("sac", "redq", "droq", "crossq", "tqc", "simba_v2"),
     ),
     Row(
         name="gpu-pets",
@@ -348,7 +348,7 @@ _ALL = (
     ),
     *_LOOPS,
 )
-ALGOS = ("sac", "cql", "iql", "td3_bc")
+ALGOS = ("sac", "cql", "iql", "td3_bc", "redq", "droq", "crossq", "tqc", "simba_v2")
 """Algorithms that `gpu-update` can measure."""
 ROWS: dict[str, Row] = {row.name: row for row in _ALL}
 

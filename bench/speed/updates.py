@@ -38,6 +38,7 @@ _CONSTANT = {"continues": 1.0, "truncated": 0.0, "age": 1_000.0, "slot": CONTINU
 _ONLINE: dict[str, Any] = {"buffer_capacity": SAC.buffer}
 _SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("sac", "redq", "droq", "crossq", "tqc"), _ONLINE),
+    "simba_v2": _ONLINE | {"hidden_sizes": (512, 512)},
     "cql": {
         "num_critics": OFFLINE.num_critics,
         "num_cql_samples": OFFLINE.cql_samples,
@@ -59,7 +60,7 @@ def update_config(algo: str, **changes: Any) -> TrainConfig:
         "hidden_sizes": SAC.hidden,
         "eval_interval": 0,
     } | _SETTINGS[algo]
-    if _SETTINGS[algo] is not _ONLINE:
+    if "buffer_capacity" not in settings:
         # The compiling process traces with rows of these shapes; ours are those of the peers.
         settings |= {"dataset_kind": "random", "dataset_size": SAC.buffer}
     return TrainConfig(

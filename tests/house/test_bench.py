@@ -166,6 +166,7 @@ def test_without_rows_all_of_the_cpu_are_measured_and_groups_can_be_named() -> N
         "sac",
         "gpu-sac",
         "gpu-update",
+        "gpu-actors",
         "gpu-pets",
         "gpu-dreamer",
         "gpu-seeds",
