@@ -52,6 +52,7 @@ from rl_training.runtime.compile.trace import (
     trace,
     unflatten,
 )
+from rl_training.runtime.recorder import MetricRecorder
 from rl_training.runtime.replay import make_replay
 from rl_training.runtime.train import train
 from rl_training.state import Counter, Scalar, Stateful
@@ -406,6 +407,18 @@ def test_several_updates_are_captured_as_one_graph_when_they_are_first_due(
     assert [updates(count) for count in (most + 2, most, 2)] == [most, most, 1]
     assert captured == [1, most]
     assert len(done) == 4 + 2 * most
+
+
+def test_programs_may_arrive_while_a_run_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acting is in inference mode, whose tensors updates could not write to."""
+    monkeypatch.setattr(cuda_graph, "capture", lambda function: SimpleNamespace(replay=function))
+    recorder = MetricRecorder(["loss"], 1, torch.device("cpu"))
+    learner: Any = SimpleNamespace(num_updates=Counter(), phase=lambda: 0)
+    program: Any = lambda: torch.ones(1, 1)  # noqa: E731
+    with torch.inference_mode():
+        updates = cuda_graph.CapturedUpdates(learner, recorder, program, 0)
+    assert [updates(1), updates(1)] == [1, 1]
+    assert recorder.updates.value == 2
 
 
 @pytest.mark.parametrize(

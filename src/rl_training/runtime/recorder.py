@@ -67,7 +67,9 @@ class MetricRecorder:
         """Allocate what `keep` writes to, before it is captured."""
         if not len(self._kept):
             places = FOLD_AFTER + MOST_AT_ONCE
-            self._kept = torch.zeros(places, *self.sums.shape, device=self.sums.device)
+            # Programs may arrive while the run acts, and updates could not write to its tensors.
+            with torch.inference_mode(False):
+                self._kept = torch.zeros(places, *self.sums.shape, device=self.sums.device)
 
     def keep(self, row: Tensor) -> None:
         """Keep the means of one update `[S, M]`: device work only, so that it can be captured.
