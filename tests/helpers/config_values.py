@@ -22,6 +22,8 @@ ROOM_FOR: dict[str, dict[str, Any]] = {
     "expert_dataset_id": {"expert_dataset_kind": "minari"},
     "num_critics": {"num_target_critics": 1},
     "num_target_critics": {"num_critics": 10**12},
+    "num_quantiles": {"quantiles_to_drop": 0},
+    "quantiles_to_drop": {"num_quantiles": 10**12},
     "deter_size": {"recurrent_blocks": 1},
     "recurrent_blocks": {"deter_size": 7 * 64},
     "num_ensembles": {
