@@ -26,6 +26,8 @@ ROOM_FOR: dict[str, dict[str, Any]] = {
     "num_target_critics": {"num_critics": 10**12},
     "v_min": {"v_max": 9e29},
     "v_max": {"v_min": -9e29},
+    "num_quantiles": {"quantiles_to_drop": 0},
+    "quantiles_to_drop": {"num_quantiles": 10**12},
     "deter_size": {"recurrent_blocks": 1},
     "recurrent_blocks": {"deter_size": 7 * 64},
     "num_ensembles": {

@@ -12,9 +12,9 @@ Deviations: the first `learning_starts` actions are uniformly random, in the aut
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import Loss, networks_of
@@ -24,7 +24,7 @@ from rl_training.algorithms.sac import SAC, SAC_METRICS, SACConfig
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.actor_with_critics import MLPTQCModel
-from rl_training.validation import NonNegativeFloat, NonNegativeInt, PositiveInt, Sizes
+from rl_training.validation import LARGEST_INT, NonNegativeFloat, PositiveInt, Sizes, Whole
 
 
 class TQCConfig(SACConfig):
@@ -34,7 +34,7 @@ class TQCConfig(SACConfig):
     """Members of the critic ensemble."""
     num_quantiles: PositiveInt = 25
     """Quantiles of the return that each critic tells."""
-    quantiles_to_drop: NonNegativeInt = 2
+    quantiles_to_drop: Annotated[int, Field(ge=0, lt=LARGEST_INT), Whole] = 2
     """Largest quantiles left out of the target, per target critic; 0 keeps all. In the paper 5 for
     Hopper, 0 for HalfCheetah, else 2."""
     kappa: NonNegativeFloat = 1.0
