@@ -18,8 +18,7 @@ from rl_training.errors import ConfigError, DataError
 from rl_training.models.layers import StackedLinear
 from rl_training.models.mlp_actor_critic import MLPActorCriticModel
 from rl_training.rng import Rng
-from rl_training.runtime.compile.programs import Source
-from rl_training.runtime.compile.trace import trace
+from rl_training.runtime.compile.trace import Source, trace
 
 OBS, ACT, T, N = 3, 2, 4, 2
 
