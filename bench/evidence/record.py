@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import torch
 from pydantic import ValidationError
 
 from bench.evidence.gates import EPISODE_SEED, GATES, Gate
@@ -34,8 +33,9 @@ from rl_training.experiment.summary import (
     over_seeds,
 )
 from rl_training.runtime.results import EvalResult, TrainResult
-from rl_training.runtime.train import choose_device, train
+from rl_training.runtime.train import train
 from rl_training.runtime.workflows import evaluate_group, resume_training
+from rl_training.transfer import device_name
 from rl_training.validation import Integers, StrictModel, Texts
 
 _NUMBERS = re.compile(r'\[\s+([^\[\]{}"]*?)\s+\]')
@@ -201,16 +201,14 @@ def earlier_seconds(folder: Path) -> float:
     return sum(end for end, after in pairwise([*clock, 0.0]) if after < end)
 
 
-def _machine(run: TrainResult, device_name: str, others: float) -> Machine:
+def _machine(run: TrainResult, asked: str, others: float) -> Machine:
     """Describe where a run has just ended, and on how many threads it was."""
     checkpoint = (run.per_seed or (run,))[0].checkpoint_path
     facts = describe(threads=read_manifest(checkpoint).header["threads"])
     del facts["load"], facts["platform"]  # ours is in the one, and too much in the other
-    device = choose_device(device_name)
-    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return Machine(
         **facts
-        | {"system": f"{platform.system()} {platform.machine()}", "device": kind}
+        | {"system": f"{platform.system()} {platform.machine()}", "device": device_name(asked)}
         | {"rl_training": __version__, "others": round(others, 2)}
     )
 

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl_training.errors import ConfigError
+
 _ALIGNMENT = 64
 
 
@@ -142,3 +144,31 @@ class HostCopy:
             return self._host
         self._arrived.synchronize()
         return self._host.copy()
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device meant by a name.
+
+    Raises:
+        ConfigError: For a name that is none, or a device that is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:<n>, got {name!r}") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {name!r} is not there: PyTorch sees {torch.cuda.device_count()} CUDA devices; "
+            "use auto or cpu"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:<n>, got {name!r}")
+    return device
+
+
+def device_name(name: str) -> str:
+    """Return what people call the device meant by a name: `cpu`, or the accelerator's own name."""
+    device = choose_device(name)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

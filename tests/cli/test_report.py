@@ -16,9 +16,9 @@ import yaml
 from helpers.browser import ask_browser
 from helpers.tiny import run_cli, tiny_config
 from rl_training.errors import ConfigError, DataError
-from rl_training.reporting.charts import Line, Size, line_chart, short, ticks
+from rl_training.reporting.charts import Line, Size, inside, labels, line_chart, padded, ticks
 from rl_training.reporting.figures import curve, improvements, ranked, rows_of, thin
-from rl_training.reporting.gather import gather
+from rl_training.reporting.gather import gather, without_folders
 
 
 def write_run(
@@ -154,20 +154,34 @@ def test_thinning_keeps_both_ends() -> None:
 # Charts
 
 
-@pytest.mark.parametrize(
-    ("low", "high"), [(0, 1), (-1700.3, -120.0), (3.0, 3.0), (0.0, 0.0), (1e-6, 4e-6), (-5, 1e7)]
-)
+RANGES = [(0, 1), (-1700.3, -120.0), (3.0, 3.0), (0.0, 0.0), (1e-6, 4e-6), (-5, 1e7), (7e3, 2e4)]
+
+
+@pytest.mark.parametrize(("low", "high"), RANGES)
 def test_ticks_are_round_and_enclose(low: float, high: float) -> None:
     marks = ticks(low, high, 5)
     assert marks[0] <= low
     assert marks[-1] >= high
     assert 2 <= len(marks) <= 8
-    assert len({short(mark) for mark in marks}) == len(marks)
+    assert len(set(labels(marks))) == len(marks)
 
 
-def test_numbers_on_axes_are_short() -> None:
-    values = [0, 500, 2500, 25_000, 1.5e6, 0.00075, -0.25]
-    assert [short(v) for v in values] == ["0", "500", "2,500", "25k", "1.5M", "7.5e-4", "-0.25"]
+@pytest.mark.parametrize(("low", "high"), RANGES)
+def test_an_axis_fits_its_data_and_has_marks(low: float, high: float) -> None:
+    start, end = padded([low, high])
+    assert start < low <= high < end
+    assert end - start <= max(1.1 * (high - low), abs(low) * 0.21, 1.0)
+    marks = inside(ticks(start, end, 5), start, end)
+    assert len(marks) >= 2
+    assert all(start <= mark <= end for mark in marks)
+
+
+def test_the_figures_of_an_axis_have_one_unit_and_equally_many_decimals() -> None:
+    assert labels([0, 2500, 5000, 7500, 10_000]) == ["0", "2.5k", "5.0k", "7.5k", "10.0k"]
+    assert labels([0, 500, 2500]) == ["0", "500", "2,500"]
+    assert labels([500_000, 1e6, 1.5e6]) == ["0.5M", "1.0M", "1.5M"]
+    assert labels([0.0, 2.5e-4, 5e-4, 7.5e-4]) == ["0", "2.5e-4", "5e-4", "7.5e-4"]
+    assert labels([-0.25, 0.0, 0.25]) == ["-0.25", "0", "0.25"]
 
 
 def test_a_curve_stays_inside_its_drawing() -> None:
@@ -224,6 +238,111 @@ def test_a_browser_shows_the_page(page: Path, tmp_path: Path, width: int, dark: 
     assert seen["tip"].startswith("step ")
     light = int(re.findall(r"\d+", seen["background"])[0])
     assert (light < 60) is dark
+
+
+@pytest.fixture(scope="module")
+def asked(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the last chart of a task shows after each thing that a reader may do."""
+    folder = tmp_path_factory.mktemp("asked")
+    run_cli("report", runs / "good0", runs / "good1", runs / "group", "-o", folder / "page.html")
+    seen = ask_browser(folder / "page.html", folder, 1100)
+    assert seen["errors"] == []
+    found: dict[str, Any] = seen["asked"]
+    return found
+
+
+def numbers_of(curves: list[str]) -> list[list[float]]:
+    return [[float(x) for x in re.findall(r"[-\d.]+", curve)] for curve in curves]
+
+
+def test_a_chart_drawn_again_is_the_one_of_the_file(asked: dict[str, Any]) -> None:
+    for name in ("back", "whole", "twice"):
+        assert asked[name]["texts"] == asked["first"]["texts"]
+        drawn, first = numbers_of(asked[name]["curves"]), numbers_of(asked["first"]["curves"])
+        assert [len(c) for c in drawn] == [len(c) for c in first]
+        for ours, theirs in zip(drawn, first, strict=True):
+            assert ours == pytest.approx(theirs, abs=0.02)
+
+
+def test_a_method_is_hidden_and_shown_and_the_axis_follows(asked: dict[str, Any]) -> None:
+    first, hidden = asked["first"], asked["hidden"]
+    assert (len(first["curves"]), len(hidden["curves"])) == (2, 1)
+    assert hidden["texts"] != first["texts"], "the limits fit what is left"
+
+
+def test_steps_or_wall_time_are_across(asked: dict[str, Any]) -> None:
+    assert "step" in asked["first"]["texts"]
+    assert "s" in asked["time"]["texts"], "a tenth of a second per step"
+    assert "step" not in asked["time"]["texts"]
+    assert re.match(r"[\d.]+ s", asked["timeTip"])
+
+
+def test_an_axis_may_be_logarithmic(asked: dict[str, Any]) -> None:
+    (first, *_), (up, *_), (across, *_) = (
+        numbers_of(asked[name]["curves"]) for name in ("first", "logY", "logX")
+    )
+    assert up[::2] == first[::2]
+    assert across[1::2] == pytest.approx(first[1::2], abs=0.02)
+    # Returns and steps grow evenly, so on a logarithmic axis every step is smaller.
+    gaps = [b - a for a, b in zip(across[::2], across[2::2], strict=False)]
+    assert gaps == sorted(gaps, reverse=True)
+    rises = [a - b for a, b in zip(up[1::2], up[3::2], strict=False)]
+    assert rises == sorted(rises, reverse=True)
+
+
+def test_a_part_of_the_range_is_looked_at(asked: dict[str, Any]) -> None:
+    assert [asked[name]["shown"] for name in ("first", "zoomed", "whole")] == [False, True, False]
+    first, zoomed = (numbers_of(asked[name]["curves"])[0][::2] for name in ("first", "zoomed"))
+    width, part = first[-1] - first[0], zoomed[-1] - zoomed[0]
+    assert part > 3 * width, "a fifth of the drawing has its whole width"
+    assert asked["zoomed"]["texts"] != asked["first"]["texts"]
+
+
+def test_no_folder_of_this_machine_is_on_the_page(runs: Path, tmp_path: Path) -> None:
+    data = {"dataset_kind": "npz", "dataset_path": str(tmp_path / "lost" / "rows.npz")}
+    write_run(tmp_path / "runs" / "a", {10: -900.0}, algo="iql", algo_kwargs=data)
+    described = {"command": ["/x/rl-training", "train", "--config", str(tmp_path / "own.yaml")]}
+    (tmp_path / "runs" / "a" / "run.json").write_text(json.dumps(described | {"device": "A100"}))
+    target = tmp_path / "report.html"
+    assert run_cli("report", runs, tmp_path / "runs", "-o", target).code == 0
+    text = target.read_text()
+    assert str(tmp_path) not in text
+    assert str(runs) not in text
+    assert "…/own.yaml" in text
+    assert "<dd>A100</dd>" in text
+    assert f"<code>{runs.name}/group/seed_1</code>" in text or "/group/seed_1</code>" in text
+
+
+def test_texts_lose_the_folders_of_absolute_paths_alone() -> None:
+    for given, left in (
+        ("rows of /home/me/data/x.npz are short", "rows of …/x.npz are short"),
+        ("output_dir=/tmp/a/b", "output_dir=…/b"),
+        ("ppo/cartpole and ALE/Pong-v5", "ppo/cartpole and ALE/Pong-v5"),
+        ("hf://user/name, 3/4 of it", "hf://user/name, 3/4 of it"),
+        ("runs/a/b stays", "runs/a/b stays"),
+    ):
+        assert without_folders(given) == left
+
+
+def test_a_film_too_large_for_the_page_is_linked_from_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_training.reporting.page.MOST_VIDEO_BYTES", 10)
+    run = write_run(tmp_path / "runs" / "a", {10: 1.0})
+    (run / "large film.gif").write_bytes(b"GIF89a" + bytes(20))
+    target = tmp_path / "pages" / "report.html"
+    assert run_cli("report", tmp_path / "runs", "-o", target).code == 0
+    assert 'href="../runs/a/large%20film.gif"' in target.read_text()
+
+
+def test_the_clock_of_a_run_that_was_taken_up_goes_on(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", {})
+    times = {100: 5.0, 200: 9.0, 300: 2.0, 400: 6.0}
+    lines = [{"step": s, "kind": "train", "time/elapsed_seconds": t} for s, t in times.items()]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (task,) = gather([tmp_path])
+    assert task.methods[0].runs[0].clock == {100: 5.0, 200: 9.0, 300: 11.0, 400: 15.0}
+    assert rows_of(task)[0].seconds == 15.0
 
 
 def test_the_browser_check_can_fail(page: Path, tmp_path: Path) -> None:

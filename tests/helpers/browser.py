@@ -20,6 +20,34 @@ addEventListener("error", (e) => found.push(String(e.message)));
 addEventListener("securitypolicyviolation", (e) => found.push("refused " + e.blockedURI));
 </script>"""
 ANSWER = """<script>
+// What a reader may do to the charts of a task, and what one of them shows then.
+const ask = (chart) => {
+  const section = chart.closest("section"), box = chart.getBoundingClientRect();
+  const key = section.querySelector("button.key");
+  const press = (name) => section.querySelector(`[data-do="${name}"]`).click();
+  const at = (share) => ({ clientX: box.left + box.width * share, clientY: box.top + 20 });
+  const point = (kind, share) => chart.dispatchEvent(new PointerEvent(kind, at(share)));
+  const now = () => ({
+    curves: [...chart.querySelectorAll("path.curve")].map((p) => p.getAttribute("d")),
+    texts: [...chart.querySelectorAll("text")].map((t) => t.textContent),
+    shown: !section.querySelector('[data-do="whole"]').hidden,
+  });
+  const after = (...steps) => { steps.forEach((step) => step()); return now(); };
+  const drag = [["pointerdown", 0.4], ["pointermove", 0.6], ["pointerup", 0.6]];
+  const zoom = () => drag.forEach(([kind, share]) => point(kind, share));
+  return {
+    first: now(),
+    hidden: after(() => key.click()),
+    back: after(() => key.click()),
+    time: after(() => press("time")),
+    timeTip: after(() => point("pointermove", 0.5)) && document.getElementById("tip").textContent,
+    logY: after(() => press("step"), () => press("logY")),
+    logX: after(() => press("logY"), () => press("logX")),
+    zoomed: after(() => press("logX"), zoom),
+    whole: after(() => press("whole")),
+    twice: after(zoom, () => chart.dispatchEvent(new MouseEvent("dblclick"))),
+  };
+};
 addEventListener("load", () => {
   const page = document.documentElement;
   // What may scroll by itself, and what it holds, does not widen the page.
@@ -42,6 +70,7 @@ addEventListener("load", () => {
     background: getComputedStyle(document.body).backgroundColor,
     ink: getComputedStyle(document.body).color,
   };
+  answer.asked = charts.length ? ask(charts[charts.length - 1]) : null;
   parent.postMessage(JSON.stringify(answer), "*");
 });
 </script>"""

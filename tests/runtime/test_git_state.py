@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers.tiny import tiny_config
 from rl_training.experiment.git_state import git_state
-from rl_training.experiment.runs import describe_system
+from rl_training.experiment.runs import create_run_folder, describe_system, read_description
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
@@ -112,3 +113,13 @@ def test_a_broken_repository_is_not_reported(tmp_path: Path, head: str) -> None:
     assert git_state(tmp_path) is None
     shutil.rmtree(tmp_path / ".git")
     assert git_state(tmp_path) is None
+
+
+def test_a_run_says_which_device_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: f"accelerator {device.type}")
+    for asked, name in (("auto", "accelerator cuda"), ("cpu", "cpu")):
+        folder = create_run_folder(tiny_config("sac", tmp_path, device=asked, run_name=asked))
+        assert read_description(folder)["device"] == name

@@ -33,7 +33,7 @@ from rl_training.ope.value import OfflineValue
 from rl_training.resources import preset_names
 from rl_training.runtime.callbacks import Callback, Callbacks, as_callbacks
 from rl_training.runtime.results import EvalResult, TrainingInterrupted, TrainResult
-from rl_training.runtime.train import choose_device, train
+from rl_training.runtime.train import train
 from rl_training.runtime.workflows import (
     LoadedAgent,
     evaluate_agent,
@@ -42,6 +42,7 @@ from rl_training.runtime.workflows import (
 )
 from rl_training.tools.export import Policy, require_function
 from rl_training.tools.hub import EPISODES, Pushed, push_agent, save_policy
+from rl_training.transfer import choose_device
 from rl_training.validation import hint_for
 
 Self = TypeVar("Self", bound="Agent")

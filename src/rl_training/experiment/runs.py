@@ -99,7 +99,9 @@ def _held_new_run(
 
 
 def _describe_run(path: Path, config: TrainConfig, continues: Path | None) -> None:
-    system = describe_system()
+    from rl_training.transfer import device_name  # torch, which finding runs does without
+
+    system = describe_system() | {"device": device_name(config.device)}
     if continues is not None:
         system |= {"continues": str(continues.resolve())}
     for member, folder in zip(config.members, member_folders(path, config), strict=True):

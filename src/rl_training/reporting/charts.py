@@ -17,6 +17,8 @@ from rl_training.resources import ASSETS
 COLORS = 8
 """Different colours of the page; methods beyond them get dashes."""
 DASHES = ("", "6 4", "2 3", "9 3 2 3")
+HALF_LETTER = 3.4
+"""Half the width of a letter of an axis."""
 
 Point = tuple[float, float]
 
@@ -32,6 +34,8 @@ class Line:
     band: tuple[tuple[float, float, float], ...] = ()
     """(x, low, high)."""
     faint: tuple[tuple[Point, ...], ...] = ()
+    seconds: tuple[Point, ...] = ()
+    """(step, seconds of training until then), for the reader who wants them across."""
 
     def ys(self) -> Iterable[float]:
         """Every height that must fit into the drawing."""
@@ -77,16 +81,14 @@ def line_chart(lines: Sequence[Line], size: Size, title: str) -> Markup:
         size: Inner size.
         title: What a screen reader says of it.
     """
-    parts, across = _drawing(lines, size)
+    parts = _drawing(lines, size)
     parts.append(
         f'<line class="cursor" y1="{size.top}" y2="{size.height - size.bottom}" x1="0" x2="0"/>'
     )
     return Markup(
         '<svg class="chart" viewBox="0 0 {w} {h}" role="img" aria-label="{t}" '
         'data-chart="{d}">{b}</svg>'
-    ).format(
-        w=size.width, h=size.height, t=title, d=_hover(lines, across), b=Markup("".join(parts))
-    )
+    ).format(w=size.width, h=size.height, t=title, d=_data(lines, size), b=Markup("".join(parts)))
 
 
 def chart_file(lines: Sequence[Line], size: Size, title: str) -> str:
@@ -97,7 +99,7 @@ def chart_file(lines: Sequence[Line], size: Size, title: str) -> str:
         size: Inner size.
         title: What a screen reader says of it.
     """
-    parts, _ = _drawing(lines, size)
+    parts = _drawing(lines, size)
     style = (ASSETS / "report" / "chart.css").read_text(encoding="utf-8")
     body = "".join(parts).replace("><", ">\n<")
     return (
@@ -109,60 +111,78 @@ def chart_file(lines: Sequence[Line], size: Size, title: str) -> str:
     )
 
 
-def _drawing(lines: Sequence[Line], size: Size) -> tuple[list[str], Scale]:
-    """Return axes and curves, and the scale of the steps."""
+def _drawing(lines: Sequence[Line], size: Size) -> list[str]:
+    """Return axes and curves; `page.js` draws the same when the reader asks for something else."""
     xs = [x for line in lines for x, _ in line.points]
-    ys = [y for line in lines for y in line.ys()]
-    y_ticks = ticks(min(ys), max(ys), 5)
-    x_ticks = ticks(min(xs), max(xs), 6 if size.width > 500 else 4)
     x_low, x_high = min(xs), max(xs)
     if x_low == x_high:
         x_low, x_high = x_low - 1, x_high + 1
+    y_low, y_high = padded([y for line in lines for y in line.ys()])
     across = Scale(x_low, x_high, size.left, size.width - size.right)
-    up = Scale(min(y_ticks[0], *ys), max(y_ticks[-1], *ys), size.height - size.bottom, size.top)
-    parts = [*_axes(size, across, up, x_ticks, y_ticks)]
+    up = Scale(y_low, y_high, size.height - size.bottom, size.top)
+    x_ticks = ticks(x_low, x_high, 6 if size.width > 500 else 4)
+    parts = [*_axes(size, across, up, inside(x_ticks, x_low, x_high))]
     for line in lines:
         parts += _drawn(line, across, up)
-    return parts, across
+    return parts
+
+
+def padded(values: Sequence[float]) -> tuple[float, float]:
+    """Return the limits of an axis that fits these values, with a little room at both ends."""
+    low, high = min(values), max(values)
+    room = max(abs(low) * 0.1, 0.5) if low == high else (high - low) * 0.04
+    return low - room, high + room
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
     """Return round numbers from at or below `low` to at or above `high`, about `count` of them."""
     if low == high:
-        low, high = low - max(abs(low) * 0.1, 0.5), high + max(abs(high) * 0.1, 0.5)
+        low, high = padded([low])
     raw = (high - low) / max(count - 1, 1)
     power = 10.0 ** max(math.floor(math.log10(raw)), -300)  # below, powers of ten are no numbers
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
-def short(value: float) -> str:
-    """Write a number of an axis: 12k, 1.5M, 0.02."""
-    size = abs(value)
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= limit:
-            return f"{value / (1e3 if unit == 'k' else limit):g}{unit}"
-    if size and (size < 1e-3):
-        digits, _, power = f"{value:.1e}".partition("e")
-        return f"{float(digits):g}e{int(power)}"
-    return f"{value:,.6g}" if size >= 1000 else f"{value:.4g}"
+def inside(marks: Sequence[float], low: float, high: float) -> list[float]:
+    """Return the marks between two limits."""
+    room = 1e-9 * (high - low)
+    return [mark for mark in marks if low - room <= mark <= high + room]
 
 
-def _axes(
-    size: Size, across: Scale, up: Scale, x_ticks: Sequence[float], y_ticks: Sequence[float]
-) -> Iterable[str]:
+def labels(values: Sequence[float]) -> list[str]:
+    """Write the numbers of an axis in one unit and with equally many decimals: 0, 2.5k, 5.0k."""
+    size = max(map(abs, values), default=0.0)
+    if 0 < size < 1e-3:
+        power = math.floor(math.log10(size))
+        return [f"{v / 10.0**power:.4g}e{power}" if v else "0" for v in values]
+    limits = ((1e9, "G", 1e9), (1e6, "M", 1e6), (1e4, "k", 1e3), (0.0, "", 1.0))
+    unit, scale = next((unit, scale) for limit, unit, scale in limits if size >= limit)
+    shown = [v / scale for v in values]
+    decimals = 0
+    while decimals < 6 and any(abs(round(v, decimals) - v) > 1e-9 * size / scale for v in shown):
+        decimals += 1
+    return [f"{v:,.{decimals}f}{unit}" if v else "0" for v in shown]
+
+
+def _axes(size: Size, across: Scale, up: Scale, x_ticks: Sequence[float]) -> Iterable[str]:
     right, bottom = size.width - size.right, size.height - size.bottom
-    for tick in y_ticks:
+    y_ticks = inside(ticks(up.low, up.high, 7), up.low, up.high)
+    for tick, label in zip(y_ticks, labels(y_ticks), strict=True):
         y = up(tick)
         yield f'<line class="grid" x1="{size.left}" x2="{right}" y1="{y}" y2="{y}"/>'
-        yield f'<text x="{size.left - 8}" y="{y + 4}" text-anchor="end">{short(tick)}</text>'
-    for tick in x_ticks:
-        if across.low <= tick <= across.high:
-            # A figure at the end would stick out, so it ends there.
-            anchor = "end" if across(tick) > right - 12 else "middle"
-            yield f'<text x="{across(tick)}" y="{bottom + 18}" text-anchor="{anchor}">'
-            yield f"{short(tick)}</text>"
+        yield f'<text x="{size.left - 8}" y="{round(y + 4, 2)}" text-anchor="end">{label}</text>'
+    free = size.left + 14.0
+    for tick, label in zip(x_ticks, labels(x_ticks), strict=True):
+        x, half = across(tick), len(label) * HALF_LETTER
+        # A figure at the end would stick out, so it ends there.
+        last = x > right - 12
+        if x - half * (2 if last else 1) < free:
+            continue
+        free = x + (0 if last else half) + 6
+        anchor = "end" if last else "middle"
+        yield f'<text x="{x}" y="{bottom + 18}" text-anchor="{anchor}">{label}</text>'
     yield f'<text x="{size.left - 8}" y="{bottom + 18}" text-anchor="end">step</text>'
     yield f'<line class="axis" x1="{size.left}" x2="{right}" y1="{bottom}" y2="{bottom}"/>'
 
@@ -190,18 +210,23 @@ def _path(points: Sequence[Point], across: Scale, up: Scale) -> str:
     return "M" + "L".join(f"{across(x)} {up(y)}" for x, y in points)
 
 
-def _hover(lines: Sequence[Line], across: Scale) -> str:
-    """What the page's script needs to show figures under the pointer, as JSON."""
+def _data(lines: Sequence[Line], size: Size) -> str:
+    """What the page's script needs to draw the chart again, as JSON."""
+    margins = {name: getattr(size, name) for name in ("left", "right", "top", "bottom")}
     series = [
         {
             "label": line.label,
+            "number": line.number,
             "color": line.number % COLORS,
-            "points": [[x, across(x), y] for x, y in line.points],
-            "band": {f"{x:g}": [low, high] for x, low, high in line.band},
+            "dash": DASHES[line.number // COLORS % len(DASHES)],
+            "points": line.points,
+            "band": line.band,
+            "faint": line.faint,
+            "seconds": line.seconds,
         }
         for line in lines
     ]
-    return json.dumps(series)
+    return json.dumps(margins | {"series": series}, separators=(",", ":"))
 
 
 def swatch(number: int) -> Markup:

@@ -142,9 +142,8 @@ def _last(run: Run) -> float:
 
 
 def _seconds(run: Run) -> float | None:
-    """Return the time of the process that ended the run; a resumed one knows its own part only."""
-    times = run.series("train", "time/elapsed_seconds")
-    return times[max(times)] if times else None
+    """Return how long a run has trained."""
+    return run.clock[max(run.clock)] if run.clock else None
 
 
 def _figure(values: Sequence[float]) -> Figure | None:

@@ -7,6 +7,8 @@ logs and descriptions are read, so a run may still be going on.
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -71,6 +73,17 @@ class Run:
     def rows(self) -> list[dict[str, Any]]:
         """Every line of its log."""
         return read_metrics(self.folder)
+
+    @cached_property
+    def clock(self) -> dict[int, float]:
+        """Seconds of training by step; those of a run that was taken up again are added up."""
+        before, last, clock = 0.0, 0.0, {}
+        for step, seconds in self.series("train", "time/elapsed_seconds").items():
+            if seconds < last:
+                before += last
+            last = seconds
+            clock[step] = before + seconds
+        return clock
 
     @cached_property
     def evaluations(self) -> dict[int, float]:
@@ -159,6 +172,12 @@ def gather(paths: Sequence[Path]) -> list[Task]:
             )
         folders |= dict.fromkeys(folder.resolve() for folder in found)
     return _tasks([_read_run(folder) for folder in folders])
+
+
+def shown_folders(runs: Sequence[Run]) -> dict[Path, str]:
+    """Return where each run is, seen from the folder that holds them all."""
+    common = Path(os.path.commonpath([run.folder.parent for run in runs])) if runs else Path()
+    return {run.folder: run.folder.relative_to(common.parent).as_posix() for run in runs}
 
 
 def _run_folders(path: Path, depth: int) -> Iterable[Path]:
@@ -274,10 +293,19 @@ def short_key(name: str) -> str:
     return name.removeprefix("algo_kwargs.")
 
 
+FOLDERS = re.compile(r"(?<![\w:/.~…-])/(?:[^\s/'\"`,;:()<>|]+/)+(?=[^\s/])")
+"""What stands before the last name of an absolute path."""
+
+
+def without_folders(text: str) -> str:
+    """Return a text without the folders of this machine: a page is sent around."""
+    return FOLDERS.sub("…/", text)
+
+
 def value_text(value: Any) -> str:
     """Write the value of a setting short."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    return number_text(value) if isinstance(value, float) else str(value)
+    return number_text(value) if isinstance(value, float) else without_folders(str(value))

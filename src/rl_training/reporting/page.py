@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import math
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from markupsafe import Markup
@@ -20,7 +23,16 @@ from rl_training.experiment.checkpoint.files import open_regular
 from rl_training.experiment.statistics import LEVEL
 from rl_training.reporting.charts import NARROW, SMALL, WIDE, Line, line_chart, swatch
 from rl_training.reporting.figures import Figure, Row, curve, improvements, ranked, thin
-from rl_training.reporting.gather import ABSENT, Method, Run, Task, short_key, value_text
+from rl_training.reporting.gather import (
+    ABSENT,
+    Method,
+    Run,
+    Task,
+    short_key,
+    shown_folders,
+    value_text,
+    without_folders,
+)
 from rl_training.reporting.recorded import recorded_data
 from rl_training.resources import ASSETS
 
@@ -44,12 +56,13 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Film:
-    """A film of an agent, inside the page."""
+    """A film of an agent, inside the page; one that is too large is linked."""
 
     method: Method
     name: str
     is_video: bool
     source: str
+    is_inside: bool = True
 
 
 def write_report(tasks: Sequence[Task], target: Path, title: str) -> Path:
@@ -59,7 +72,7 @@ def write_report(tasks: Sequence[Task], target: Path, title: str) -> Path:
         MissingExtraError: Without jinja2.
         DataError: When the file cannot be written.
     """
-    html = render(tasks, title)
+    html = render(tasks, title, target.parent)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # A title from the command line may hold bytes that are no text.
@@ -71,8 +84,8 @@ def write_report(tasks: Sequence[Task], target: Path, title: str) -> Path:
     return target
 
 
-def render(tasks: Sequence[Task], title: str) -> str:
-    """Return the page's HTML."""
+def render(tasks: Sequence[Task], title: str, place: Path) -> str:
+    """Return the page's HTML; `place` is the folder that it will be in."""
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError:
@@ -96,12 +109,13 @@ def render(tasks: Sequence[Task], title: str) -> str:
         title=title,
         version=__version__,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        tasks=[_task_view(task) for task in tasks],
+        tasks=[_task_view(task, place) for task in tasks],
+        folders=shown_folders([run for task in tasks for m in task.methods for run in m.runs]),
         systems=_systems([run for task in tasks for m in task.methods for run in m.runs]),
     )
 
 
-def _task_view(task: Task) -> dict[str, Any]:
+def _task_view(task: Task, place: Path) -> dict[str, Any]:
     """Return everything that the page shows of a task."""
     rows = ranked(task)
     datasets, problems = recorded_data(rows)
@@ -125,11 +139,15 @@ def _task_view(task: Task) -> dict[str, Any]:
             film
             for method in task.methods
             for of_model in (False, True)
-            if (film := _film(method, of_model=of_model)) is not None
+            if (film := _film(method, place, of_model=of_model)) is not None
         ],
         "notes": list(
             dict.fromkeys(
-                [note for m in task.methods for run in m.runs for note in run.notes] + problems
+                without_folders(text)
+                for text in (
+                    *(note for m in task.methods for run in m.runs for note in run.notes),
+                    *problems,
+                )
             )
         ),
         "uneven": len({row.steps for row in rows}) > 1,
@@ -154,6 +172,7 @@ def _curves(task: Task) -> list[Markup]:
                         for run in method.runs
                         if len(method.runs) > 1 and np.isfinite([*run.evaluations.values()]).all()
                     ),
+                    seconds=_seconds(method),
                 )
             )
     title = f"Evaluation return by step on {task.name}"
@@ -189,7 +208,17 @@ def _metric_line(method: Method, kind: str, name: str) -> Line | None:
         number=method.number,
         points=tuple((step, float(np.mean(values))) for step, values in table.items()),
         band=tuple((s, min(v), max(v)) for s, v in table.items()) if len(logs) > 1 else (),
+        seconds=_seconds(method),
     )
+
+
+def _seconds(method: Method) -> tuple[tuple[float, float], ...]:
+    """Return how long the runs had trained by each step that all of them logged, on average."""
+    clocks = [run.clock for run in method.runs if run.clock]
+    if not clocks:
+        return ()
+    common = thin(sorted(set.intersection(*(set(clock) for clock in clocks))))
+    return tuple((s, round(float(np.mean([c[s] for c in clocks])), 2)) for s in common)
 
 
 def _forest(rows: Sequence[Row]) -> dict[str, Any]:
@@ -218,7 +247,7 @@ def _forest(rows: Sequence[Row]) -> dict[str, Any]:
     return {"bars": bars, "low": number(low), "high": number(high)}
 
 
-def _film(method: Method, *, of_model: bool) -> Film | None:
+def _film(method: Method, place: Path, *, of_model: bool) -> Film | None:
     """Return the film of the method's best run that has one: of the agent, or of its model."""
 
     def reached(run: Run) -> float:
@@ -226,16 +255,21 @@ def _film(method: Method, *, of_model: bool) -> Film | None:
 
     for run in sorted(method.runs, key=reached, reverse=True):
         path = run.video(of_model=of_model)
-        if path is not None and path.stat().st_size <= MOST_VIDEO_BYTES:
-            media = MEDIA[path.suffix]
-            with open_regular(path, str(path)) as file:
-                data = base64.b64encode(file.read(MOST_VIDEO_BYTES)).decode()
-            return Film(
-                method=method,
-                name=f"{MODEL_PARTS if of_model else ''}seed {run.seed}, {path.name}",
-                is_video=media.startswith("video"),
-                source=f"data:{media};base64,{data}",
-            )
+        if path is None:
+            continue
+        media = MEDIA[path.suffix]
+        film = partial(
+            Film,
+            method=method,
+            name=f"{MODEL_PARTS if of_model else ''}seed {run.seed}, {path.name}",
+            is_video=media.startswith("video"),
+        )
+        if path.stat().st_size > MOST_VIDEO_BYTES:
+            link = quote(Path(os.path.relpath(path, place.resolve())).as_posix())
+            return film(source=link, is_inside=False)
+        with open_regular(path, str(path)) as file:
+            data = base64.b64encode(file.read(MOST_VIDEO_BYTES)).decode()
+        return film(source=f"data:{media};base64,{data}")
     return None
 
 
@@ -256,7 +290,8 @@ def _command(words: object) -> str:
     """Return what to type to do a run again; nothing where it was begun by a program."""
     if not isinstance(words, list) or not words:
         return ""
-    program, given = Path(str(words[0])).name, [shlex.quote(str(word)) for word in words[1:]]
+    program = Path(str(words[0])).name
+    given = [shlex.quote(without_folders(str(word))) for word in words[1:]]
     if program in ("rl-training", "__main__.py"):
         return " ".join(["rl-training", *given])
     # A job of a sweep: its description is a configuration like any other.
@@ -271,7 +306,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         "Python": system.get("python"),
         "platform": system.get("platform"),
         "processors": system.get("processors"),
-        "device": run.config.get("device"),
+        "device": system.get("device") or run.config.get("device"),
         "commit": str(git.get("commit") or "")[:12] + (" (changed)" if git.get("dirty") else ""),
         **packages,
     }

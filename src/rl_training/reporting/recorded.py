@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from rl_training.data.datasets.sources import load_transition_dataset
 from rl_training.errors import RLTrainingError
-from rl_training.reporting.charts import COLORS, SMALL, Scale, short, ticks
+from rl_training.reporting.charts import COLORS, SMALL, Scale, labels, ticks
 from rl_training.reporting.figures import Row
 
 MOST_BYTES = 2**30
@@ -100,10 +100,10 @@ def histogram(values: Any, marks: Sequence[tuple[int, float]], title: str) -> Ma
         for count, left, right in zip(counts, edges[:-1], edges[1:], strict=True)
         if count
     ]
-    for tick in steps:
+    for tick, label in zip(steps, labels(steps), strict=True):
         anchor = "end" if across(tick) > size.width - size.right - 12 else "middle"
         parts.append(f'<text x="{across(tick)}" y="{bottom + 18}" text-anchor="{anchor}">')
-        parts.append(f"{short(tick)}</text>")
+        parts.append(f"{label}</text>")
     parts.append(
         f'<line class="axis" x1="{size.left}" x2="{size.width - size.right}" '
         f'y1="{bottom}" y2="{bottom}"/>'

@@ -45,6 +45,7 @@ from rl_training.runtime.results import TrainResult
 from rl_training.runtime.session import Session
 from rl_training.runtime.threads import choose_threads, thread_count
 from rl_training.state import tensors_in
+from rl_training.transfer import choose_device
 
 
 class TrainFunction(Protocol):
@@ -271,28 +272,6 @@ def _require_fits(
     needed = num_seeds * sum(tensor.nbytes for tensor in tensors_in(outline.state_dict()).values())
     what = f"the learner of {spec.name} with {num_seeds} member{'s' if num_seeds > 1 else ''}"
     require_free(needed, what, device, "use smaller networks or fewer members")
-
-
-def choose_device(name: str) -> torch.device:
-    """Return the device meant by a name.
-
-    Raises:
-        ConfigError: For a name that is none, or a device that is not there.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"device must be auto, cpu, cuda or cuda:<n>, got {name!r}") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device {name!r} is not there: PyTorch sees {torch.cuda.device_count()} CUDA devices; "
-            "use auto or cpu"
-        )
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device must be auto, cpu, cuda or cuda:<n>, got {name!r}")
-    return device
 
 
 def trainer_for(algo: str) -> TrainFunction:

@@ -45,11 +45,11 @@ from rl_training.runtime.checkpoints.saver import check_header, checked, usable
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.results import EvalResult, TrainResult
 from rl_training.runtime.train import (
-    choose_device,
     continue_elsewhere,
     continue_run,
     require_same_shapes,
 )
+from rl_training.transfer import choose_device
 from rl_training.validation import parse
 
 
