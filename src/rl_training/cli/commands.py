@@ -38,6 +38,7 @@ from rl_training.cli.showing import (
 )
 from rl_training.cli.styles import style_help
 from rl_training.cli.sweeping import sweep, tune
+from rl_training.cli.zoo import app as zoo_app
 
 if TYPE_CHECKING:
     from rl_training.runtime.results import EvalResult
@@ -510,6 +511,7 @@ for _group, _commands in COMMANDS:
         _help = HELP if _name == "ope" else None
         app.command(_name, help=_help, rich_help_panel=_group)(_function)
 app.add_typer(data_app, rich_help_panel=DATA)
+app.add_typer(zoo_app, rich_help_panel=RUNS)
 
 
 def root_command() -> Any:
