@@ -30,6 +30,7 @@ from rl_training.cli.options import (
 )
 from rl_training.cli.showing import (
     StochasticOption,
+    compare,
     deterministic,
     leaderboard,
     record,
@@ -491,7 +492,13 @@ COMMANDS: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = (
     ),
     (
         COMPARE,
-        (("leaderboard", leaderboard), ("report", report), ("sweep", sweep), ("tune", tune)),
+        (
+            ("leaderboard", leaderboard),
+            ("report", report),
+            ("compare", compare),
+            ("sweep", sweep),
+            ("tune", tune),
+        ),
     ),
     (DATA, (("ope", ope), ("gail-control", gail_control))),
     (

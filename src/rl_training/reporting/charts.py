@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup, escape
 
@@ -17,6 +17,9 @@ from rl_training.resources import ASSETS
 COLORS = 8
 """Different colours of the page; methods beyond them get dashes."""
 DASHES = ("", "6 4", "2 3", "9 3 2 3")
+LEGEND_ROW = 18
+LETTER = 7
+"""Width of a letter in a legend, about."""
 
 Point = tuple[float, float]
 
@@ -89,15 +92,22 @@ def line_chart(lines: Sequence[Line], size: Size, title: str) -> Markup:
     )
 
 
-def chart_file(lines: Sequence[Line], size: Size, title: str) -> str:
+def chart_file(
+    lines: Sequence[Line], size: Size, title: str, *, across: str = "step", legend: bool = False
+) -> str:
     """Return a drawing as a file of its own, on a card in the colours that the reader prefers.
 
     Args:
         lines: The curves; at least one has a point.
         size: Inner size.
         title: What a screen reader says of it.
+        across: What the axis of x shows.
+        legend: Name the curves above the drawing.
     """
-    parts, _ = _drawing(lines, size)
+    rows = _legend_rows(lines, size) if legend else []
+    size = replace(size, top=size.top + LEGEND_ROW * len(rows))
+    parts, _ = _drawing(lines, size, across)
+    parts += _legend(rows, size)
     style = (ASSETS / "report" / "chart.css").read_text(encoding="utf-8")
     body = "".join(parts).replace("><", ">\n<")
     return (
@@ -109,7 +119,38 @@ def chart_file(lines: Sequence[Line], size: Size, title: str) -> str:
     )
 
 
-def _drawing(lines: Sequence[Line], size: Size) -> tuple[list[str], Scale]:
+def _legend_rows(lines: Sequence[Line], size: Size) -> list[list[tuple[float, Line]]]:
+    """Return the lines with their places from the left, in rows that fit."""
+    rows: list[list[tuple[float, Line]]] = [[]]
+    place: float = size.left
+    for line in lines:
+        width = 30 + LETTER * len(line.label) + 14
+        if rows[-1] and place + width > size.width - size.right:
+            rows.append([])
+            place = size.left
+        rows[-1].append((place, line))
+        place += width
+    return rows
+
+
+def _legend(rows: Sequence[Sequence[tuple[float, Line]]], size: Size) -> Iterable[str]:
+    first = size.top - LEGEND_ROW * len(rows) + 6
+    for row, entries in enumerate(rows):
+        y = first + LEGEND_ROW * row
+        for x, line in entries:
+            yield f'<path class="curve c{line.number % COLORS}"{_dashes(line)} '
+            yield f'd="M{x:g} {y}H{x + 22:g}"/>'
+            yield f'<text x="{x + 28:g}" y="{y + 4}">{escape(line.label)}</text>'
+
+
+def _dashes(line: Line) -> str:
+    dash = DASHES[line.number // COLORS % len(DASHES)]
+    return f' stroke-dasharray="{dash}"' if dash else ""
+
+
+def _drawing(
+    lines: Sequence[Line], size: Size, across_name: str = "step"
+) -> tuple[list[str], Scale]:
     """Return axes and curves, and the scale of the steps."""
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for y in line.ys()]
@@ -120,7 +161,7 @@ def _drawing(lines: Sequence[Line], size: Size) -> tuple[list[str], Scale]:
         x_low, x_high = x_low - 1, x_high + 1
     across = Scale(x_low, x_high, size.left, size.width - size.right)
     up = Scale(min(y_ticks[0], *ys), max(y_ticks[-1], *ys), size.height - size.bottom, size.top)
-    parts = [*_axes(size, across, up, x_ticks, y_ticks)]
+    parts = [*_axes(size, across, up, x_ticks, y_ticks, across_name)]
     for line in lines:
         parts += _drawn(line, across, up)
     return parts, across
@@ -150,7 +191,12 @@ def short(value: float) -> str:
 
 
 def _axes(
-    size: Size, across: Scale, up: Scale, x_ticks: Sequence[float], y_ticks: Sequence[float]
+    size: Size,
+    across: Scale,
+    up: Scale,
+    x_ticks: Sequence[float],
+    y_ticks: Sequence[float],
+    name: str,
 ) -> Iterable[str]:
     right, bottom = size.width - size.right, size.height - size.bottom
     for tick in y_ticks:
@@ -163,21 +209,20 @@ def _axes(
             anchor = "end" if across(tick) > right - 12 else "middle"
             yield f'<text x="{across(tick)}" y="{bottom + 18}" text-anchor="{anchor}">'
             yield f"{short(tick)}</text>"
-    yield f'<text x="{size.left - 8}" y="{bottom + 18}" text-anchor="end">step</text>'
+    yield f'<text x="{size.left - 8}" y="{bottom + 18}" text-anchor="end">{name}</text>'
     yield f'<line class="axis" x1="{size.left}" x2="{right}" y1="{bottom}" y2="{bottom}"/>'
 
 
 def _drawn(line: Line, across: Scale, up: Scale) -> list[str]:
-    color, dash = line.number % COLORS, DASHES[line.number // COLORS % len(DASHES)]
+    color = line.number % COLORS
     parts = []
     if len(line.band) > 1:
         there = [f"{across(x)},{up(high)}" for x, _, high in line.band]
         back = [f"{across(x)},{up(low)}" for x, low, _ in reversed(line.band)]
         parts.append(f'<polygon class="band c{color}" points="{" ".join(there + back)}"/>')
     parts += [f'<path class="faint c{color}" d="{_path(f, across, up)}"/>' for f in line.faint if f]
-    style = f' stroke-dasharray="{dash}"' if dash else ""
     path = _path(line.points, across, up)
-    parts.append(f'<path class="curve c{color}"{style} d="{path}"/>')
+    parts.append(f'<path class="curve c{color}"{_dashes(line)} d="{path}"/>')
     if len(line.points) < 25:
         parts += [
             f'<circle class="dot c{color}" cx="{across(x)}" cy="{up(y)}" r="2.6"/>'

@@ -18,8 +18,9 @@ from rl_training._version import __version__
 from rl_training.errors import DataError, MissingExtraError
 from rl_training.experiment.checkpoint.files import open_regular
 from rl_training.experiment.statistics import LEVEL
+from rl_training.reporting.beside import lines_of
 from rl_training.reporting.charts import NARROW, SMALL, WIDE, Line, line_chart, swatch
-from rl_training.reporting.figures import Figure, Row, curve, improvements, ranked, thin
+from rl_training.reporting.figures import Figure, Row, improvements, ranked, thin
 from rl_training.reporting.gather import ABSENT, Method, Run, Task, short_key, value_text
 from rl_training.reporting.recorded import recorded_data
 from rl_training.resources import ASSETS
@@ -139,23 +140,7 @@ def _task_view(task: Task) -> dict[str, Any]:
 
 def _curves(task: Task) -> list[Markup]:
     """Return the learning curves in a wide and a narrow drawing; none without evaluations."""
-    lines = []
-    for method in task.methods:
-        points = [p for p in curve(method) if p.iqm is not None]
-        if points:
-            lines.append(
-                Line(
-                    label=method.label,
-                    number=method.number,
-                    points=tuple((p.step, p.iqm or 0.0) for p in points),
-                    band=tuple((p.step, p.low or 0.0, p.high or 0.0) for p in points),
-                    faint=tuple(
-                        tuple((s, run.evaluations[s]) for s in thin(sorted(run.evaluations)))
-                        for run in method.runs
-                        if len(method.runs) > 1 and np.isfinite([*run.evaluations.values()]).all()
-                    ),
-                )
-            )
+    lines = lines_of(task)
     title = f"Evaluation return by step on {task.name}"
     return [line_chart(lines, size, title) for size in (WIDE, NARROW)] if lines else []
 
