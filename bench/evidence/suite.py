@@ -251,7 +251,10 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-RUNS_WITH = (*CIRCUMSTANCES, "env_threads", "precision", "overlap", "checkpoint_minutes")
+RUNS_WITH = (
+    *(*CIRCUMSTANCES, "env_threads", "precision", "overlap", "checkpoint_minutes"),
+    *("log_interval", "eval_interval", "algo_kwargs.eval_interval"),
+)
 """Settings that a record may be made with: they are in it, and on the page."""
 
 

@@ -201,7 +201,7 @@ def _do(options: argparse.Namespace) -> None:
         with written_beside(run / FINAL_FILE) as part:
             part.write_text(json.dumps(facts), encoding="utf-8")
     if options.policies is not None:
-        add_entry(member_folders(run, config)[0], options.policies, episodes=0)
+        add_entry(member_folders(run, config)[0], options.policies, episodes=0, replace=True)
 
 
 if __name__ == "__main__":

@@ -364,7 +364,7 @@ def readme_of(card: Card) -> str:
     with_ = card.trained_with
     packages = with_.get("packages") or {}
     seeds = card.config.get("seeds")
-    beside = f", trained beside seeds {', '.join(map(str, seeds))}" if seeds else ""
+    beside = f" of {', '.join(map(str, seeds))}, trained side by side" if seeds else ""
     return f"""# {card.name}
 
 {card.method} on {card.task}, seed {card.seed}{beside}, the last checkpoint, step {card.steps:,}.
