@@ -16,7 +16,8 @@ from helpers.tiny import ROOT, run_cli, tiny_config
 from rl_training.algorithms.base import AnyLearner
 from rl_training.api.agent import Agent
 from rl_training.envs.factory import probe_env
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.errors import CheckpointError, ConfigError, RLTrainingError
+from rl_training.experiment.checkpointing import load_single_file, save_single_file
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.zoo import (
     CARD_FILE,
@@ -110,6 +111,15 @@ def test_a_policy_has_its_actor_and_nothing_to_train_with(runs: Path, made: Path
         train(tiny_config("sac", made / "runs", from_checkpoint=str(path)))
     with pytest.raises(ConfigError, match="holds what acting needs alone; copy that"):
         Agent.load(path).save(made / "copy.safetensors")
+
+
+def test_a_policy_that_describes_more_than_fits_is_refused(made: Path, tmp_path: Path) -> None:
+    saved = load_single_file(made / "sac-pendulum" / POLICY_FILE)
+    header = json.loads(json.dumps(saved.header))
+    header["config"]["algo_kwargs"]["hidden_sizes"] = [300_000, 300_000]
+    save_single_file(tmp_path / "huge.safetensors", header=header, states=saved.states)
+    with pytest.raises(RLTrainingError, match="use smaller networks"):
+        load_agent(tmp_path / "huge.safetensors", device="cpu")
 
 
 def test_large_weights_are_stored_in_16_bits_and_judged_so(
