@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 ALL := not slow and not gpu
 
-.PHONY: train test test-all check check-portable docs learn evidence faults bench clean
+.PHONY: train test test-all check check-portable docs learn evidence evidence-verify faults bench clean
 
 train: $(STAMP)  ## Train SAC on Pendulum-v1 until it is solved, and say what to do next.
 	@$(BIN)/rl-training train --config sac/pendulum_first_run
@@ -51,6 +51,9 @@ AT_ONCE ?=
 DATA ?= $(RL_DATA)
 evidence: $(STAMP)  ## All learning gates over ten seeds; writes docs/results.md. Hours on two cores.
 	$(BIN)/python -m bench.evidence $(GATES) $(if $(DATA),--data "$(DATA)") $(if $(AT_ONCE),--jobs $(AT_ONCE))
+
+evidence-verify: $(STAMP)  ## Evaluates every policy of the zoo and holds it against its card; minutes.
+	$(BIN)/rl-training zoo verify
 
 # JOBS processes at once, KILLS per method, runs of STEPS steps: JOBS=16 KILLS=20 make faults
 JOBS ?= 2

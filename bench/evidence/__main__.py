@@ -8,6 +8,9 @@ was missed, with 2 when a gate could not be run, and with 75 when it was stopped
 
 With `--jobs N` gates run N at a time, each in a process of its own on one thread.  They can be
 stopped at any time; `--runs FOLDER --missing` goes on from there.
+
+`--suite mujoco` (atari, pixels) is something else, the proof at benchmark scale: see
+`python -m bench.evidence --suite mujoco --help`.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from bench.evidence import suite
 from bench.evidence.gates import CIRCUMSTANCES, DATA_VARIABLE, EPISODES, Gate, find_gates
-from bench.evidence.jobs import STOPPED, Ended, longest_first, run_all
+from bench.evidence.jobs import STOPPED, Ended, Work, run_all
 from bench.evidence.page import render
-from bench.evidence.record import Record, measure, read_records, write_record
+from bench.evidence.record import Record, longest_first, measure, read_records, write_record
 from bench.speed.compare import ROOT
 from bench.speed.table import format_number
 from rl_training.cli.commands import parse_seeds
@@ -70,9 +74,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and render; returns 1 when a bar was missed, 2 when the input cannot be used."""
-    options = make_parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        return _run(options)
+        # Its options are its own: gates have bars and records of another kind.
+        return suite.main(words) if "--suite" in words else _run(make_parser().parse_args(words))
     except TrainingInterrupted as error:
         print(error, file=sys.stderr)
         return STOPPED
@@ -130,6 +135,7 @@ def _one_by_one(gates: Sequence[Gate], data: Path | None, options: argparse.Name
 
 def _side_by_side(gates: Sequence[Gate], data: Path | None, options: argparse.Namespace) -> int:
     codes = {0}
+    by_name = {gate.slug: gate for gate in gates}
     circumstances = options.circumstances
     if not any(text.startswith("threads=") for text in circumstances):
         circumstances = [*circumstances, "threads=1"]
@@ -144,22 +150,23 @@ def _side_by_side(gates: Sequence[Gate], data: Path | None, options: argparse.Na
         return [*words, *(word for text in circumstances for word in ("--set", text))]
 
     def report(ended: Ended) -> None:
-        if ended.measured:
-            record = read_records(options.out, [ended.gate])[ended.gate.preset]
+        gate = by_name[ended.work.name]
+        if ended.done:
+            record = read_records(options.out, [gate])[gate.preset]
             codes.add(int(not record.met))
             print(told(record), flush=True)
             render(options.out)
         else:
             codes.add(2)
-            print(
-                f"{ended.gate.preset} FAILED with code {ended.code}: {ended.last_line}", flush=True
-            )
+            print(f"{gate.preset} FAILED with code {ended.code}: {ended.last_line}", flush=True)
 
     with _runs_folder(options.runs) as runs:
         ordered = longest_first(gates, [RECORDS, options.out])
-        left = run_all(ordered, options.jobs, command, runs / "logs", report)
+        logs = runs / "logs"
+        works = [Work(g.slug, command(g), logs / f"{g.slug}.log") for g in ordered]
+        left = run_all(works, options.jobs, report)
     if left:
-        names = ", ".join(gate.preset for gate in left)
+        names = ", ".join(by_name[ended.work.name].preset for ended in left)
         again = "with --missing and the same --runs to go on" if options.runs else "from scratch"
         print(f"stopped; not measured: {names}; call it again {again}", flush=True)
         return STOPPED

@@ -20,6 +20,7 @@ import yaml
 
 from rl_training.cli.commands import parse_seeds
 from rl_training.errors import ConfigError
+from rl_training.experiment import zoo
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.resources import ASSETS
 from rl_training.validation import suggest
@@ -30,9 +31,8 @@ SEEDS = tuple(range(1000, 1010))
 """Those that are reported, of every gate."""
 QUICK_SEEDS = SEEDS[:3]
 """Those of `make learn`."""
-EPISODES = 100
-EPISODE_SEED = 5_000_000
-"""Of the start states of these episodes; training evaluates with the seeds of its members."""
+EPISODES, EPISODE_SEED = zoo.EPISODES, zoo.EPISODE_SEED
+"""Of a seed's figure: how many, and the seed of their start states."""
 DATA_VARIABLE = "RL_DATA"
 """Names the folder with recorded data where no option does."""
 CIRCUMSTANCES = ("accelerate", "device", "threads", "vector_mode")

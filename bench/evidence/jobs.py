@@ -1,8 +1,7 @@
-"""Several gates at once, each in a process of its own: the longest first, and nothing is lost.
+"""Several processes side by side, and nothing is lost: gates, studies, the suite.
 
-A gate's process writes its record when it is done.  One that fails does not hold the others up.  On
-SIGTERM or Ctrl-C every process saves its run and ends; called again with the same folders, gates
-that have a record are skipped (`--missing`) and the others go on where they were.
+One that fails does not hold the others up.  On SIGTERM, on Ctrl-C or when the time is over every
+process is asked to save its run and end; called again, the runs go on where they were.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from bench.evidence.gates import Gate
-from bench.evidence.record import read_earlier, read_records
 from bench.speed.machine import available_cores
 
 POLL_SECONDS = 0.1
@@ -30,110 +27,124 @@ STOPPED = 75
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How the process of a gate ended."""
+class Work:
+    """What one process is to do."""
 
-    gate: Gate
-    code: int
-    """0: measured, whatever its record says; anything else: failed or stopped."""
-    last_line: str
+    name: str
+    command: Sequence[str]
+    log: Path
+    """File for what it prints."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended."""
+
+    work: Work
+    code: int | None
+    """0: it did its work; anything else: failed or stopped; None: it was never begun."""
+    last_line: str = ""
     """What it said last."""
 
     @property
-    def measured(self) -> bool:
-        """Whether it wrote a record."""
+    def done(self) -> bool:
+        """Whether it did its work."""
         return self.code == 0
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, in words."""
+        words = {
+            None: "not begun",
+            0: "finished",
+            STOPPED: "saved, to be continued",
+            -signal.SIGTERM: "stopped before it had begun to train, or while it evaluated",
+        }
+        return words.get(self.code) or f"ended with {self.code}, see {self.work.log}"
 
 
 @dataclass(frozen=True)
 class _Running:
-    gate: Gate
+    work: Work
     process: subprocess.Popen[bytes]
-    log: Path
-
-
-def longest_first(gates: Sequence[Gate], folders: Sequence[Path]) -> list[Gate]:
-    """Sort gates by how long they took when last measured; those never measured come first.
-
-    Args:
-        gates: What to sort.
-        folders: With records; what a later one says counts.
-    """
-    seconds: dict[str, float] = {}
-    for folder in folders:
-        seconds |= {name: each.seconds for name, each in read_earlier(folder, gates).items()}
-        seconds |= {name: record.seconds for name, record in read_records(folder, gates).items()}
-    return sorted(gates, key=lambda gate: -seconds.get(gate.preset, math.inf))
 
 
 def run_all(
-    gates: Sequence[Gate],
+    works: Sequence[Work],
     jobs: int,
-    command: Callable[[Gate], Sequence[str]],
-    logs: Path,
     on_end: Callable[[Ended], None],
-) -> list[Gate]:
-    """Run a process for each gate, so many at a time.
+    *,
+    seconds: float = math.inf,
+    patience: float = SAVE_SECONDS,
+    watch: Callable[[], None] = lambda: None,
+) -> list[Ended]:
+    """Run a process for each work, so many at a time.
 
     Args:
-        gates: What to run, in order.
+        works: What to do, in order.
         jobs: How many at once.
-        command: What a gate's process is to do; it writes the gate's record.
-        logs: Folder for what the processes print, a file for each gate.
-        on_end: Called whenever one has ended.
+        on_end: Called whenever one has ended by itself.
+        seconds: After so many all are stopped, as by a signal.
+        patience: Seconds that they have to save when they are stopped.
+        watch: Called again and again while they run.
 
     Returns:
-        The gates that were not measured because a signal came.
+        Those that were stopped, and those that were not begun.
     """
-    logs.mkdir(parents=True, exist_ok=True)
-    waiting, running = list(gates), list[_Running]()
+    for folder in {work.log.parent for work in works}:
+        folder.mkdir(parents=True, exist_ok=True)
+    waiting, running = list(works), list[_Running]()
     share = max(available_cores() // jobs, 1)
+    end = time.monotonic() + seconds
     with _stop_signals() as stopped:
-        while (waiting or running) and not stopped:
+        while (waiting or running) and not stopped and time.monotonic() < end:
             while waiting and len(running) < jobs:
-                gate = waiting.pop(0)
-                running.append(_start(gate, command(gate), logs / f"{gate.slug}.log", share))
+                running.append(_start(waiting.pop(0), share))
             running = _reap(running, on_end)
+            watch()
             time.sleep(POLL_SECONDS)
-        _stop(running)
-    left = [one.gate for one in running if one.process.returncode != 0]
-    _reap([one for one in running if one.gate not in left], on_end)
-    return [*left, *waiting]
+        _stop(running, patience)
+    left = [one for one in running if one.process.returncode != 0]
+    _reap([one for one in running if one not in left], on_end)
+    return [*map(_ended, left), *(Ended(work, None) for work in waiting)]
 
 
-def _start(gate: Gate, command: Sequence[str], log: Path, share: int) -> _Running:
+def _start(work: Work, share: int) -> _Running:
     """Start a process that compiles on its share of the cores."""
     limits = {"TORCHINDUCTOR_COMPILE_THREADS": str(share), "OMP_NUM_THREADS": "1"}
-    with log.open("ab") as file:
+    with work.log.open("ab") as file:
         # A session of its own: Ctrl-C reaches the parent alone, which lets the children save.
         process = subprocess.Popen(
-            command,
+            work.command,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
             env=limits | os.environ,
             start_new_session=True,
         )
-    return _Running(gate, process, log)
+    return _Running(work, process)
 
 
 def _reap(running: Sequence[_Running], on_end: Callable[[Ended], None]) -> list[_Running]:
     """Report those that have ended; returns the others."""
     left = []
     for one in running:
-        code = one.process.poll()
-        if code is None:
+        if one.process.poll() is None:
             left.append(one)
         else:
-            on_end(Ended(one.gate, code, _last_line(one.log)))
+            on_end(_ended(one))
     return left
 
 
-def _stop(running: Sequence[_Running]) -> None:
+def _ended(one: _Running) -> Ended:
+    return Ended(one.work, one.process.returncode, _last_line(one.work.log))
+
+
+def _stop(running: Sequence[_Running], patience: float) -> None:
     """Ask what runs to save, wait for it, and end what does not."""
     for one in running:
         one.process.terminate()
-    limit = time.monotonic() + SAVE_SECONDS
+    limit = time.monotonic() + patience
     for one in running:
         while one.process.poll() is None and time.monotonic() < limit:
             time.sleep(POLL_SECONDS)

@@ -13,12 +13,7 @@ ended.  What the logs say by then goes into one small file, beside what was ther
 from __future__ import annotations
 
 import argparse
-import csv
-import os
-import shutil
-import signal
-import subprocess
-import sys
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,10 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.evidence.jobs import Ended, run_all
+from bench.evidence.rows import Row, read, write_rows
+from bench.evidence.training import Job
 from rl_training.cli.commands import parse_seeds
-from rl_training.experiment.config import TrainConfig, load_config
-from rl_training.experiment.logging import number_in, read_metrics
-from rl_training.experiment.runs import SAVED_FILE, member_folders
+from rl_training.experiment.config import load_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,151 +103,28 @@ STUDIES = {
 COLUMNS = ("method", "task", "variant", "seed", "step", "episodes", "metric", "value")
 KEY = (*COLUMNS[:5], "metric")
 """What tells rows apart; `episodes` and `value` are what is known of one."""
-POINTS = 100
-"""Lines of training that are recorded of a whole run, at most."""
-Row = dict[str, str]
 
 
-class Job:
-    """The run of a study in a process of its own."""
-
-    def __init__(
-        self, name: str, config: TrainConfig, folder: Path, settings: Sequence[str] = ()
-    ) -> None:
-        """Take hold of a study.
-
-        Args:
-            name: Of the study, and of its run's folder.
-            config: What is trained.
-            folder: Where runs are, with their settings and what they print.
-            settings: What of the settings is not the study's own.
-        """
-        self.name, self.config, self.folder, self.settings = name, config, folder, settings
-        self.run = folder / name
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Train, or go on with what was saved."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        settings = self.folder / f"{self.name}.yaml"
-        settings.write_text(self.config.to_yaml(), encoding="utf-8")
-        if all((member / SAVED_FILE).is_file() for member in self._members()):
-            order = ["resume", "--checkpoint", str(self.run)]
-        else:
-            shutil.rmtree(self.run, ignore_errors=True)  # it was stopped before it saved anything
-            order = ["train", "--config", str(settings)]
-        with open(self.folder / f"{self.name}.log", "ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "rl_training", *order], stdout=log, stderr=log
-            )
-
-    def _members(self) -> list[Path]:
-        return member_folders(self.run, self.config)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its process has not ended."""
-        return self.process is not None and self.process.poll() is None
-
-    def stop(self) -> None:
-        """Ask it to save and end."""
-        if self.is_running:
-            assert self.process is not None
-            self.process.terminate()
-
-    def end(self) -> None:
-        """End it, saved or not."""
-        if self.is_running:
-            assert self.process is not None
-            self.process.kill()
-            self.process.wait()
-
-    def outcome(self) -> str:
-        """Say how its process ended."""
-        code = None if self.process is None else self.process.poll()
-        words = {None: "still running", 0: "finished", 75: "saved, to be continued"}
-        said = words.get(code)
-        return said or f"ended with {code}, see {self.folder / self.name}.log"
-
-    def rows(self) -> Iterator[Row]:
-        """Return what the logs of its members say."""
-        for member, folder in zip(self.config.members, self._members(), strict=True):
-            point = [f"{name} {value:g}" for name, value in member.point.items()]
-            common = {
-                "method": self.config.algo,
-                "task": self.config.env_id,
-                "variant": ", ".join((self.name, *self.settings, *point)),
-                "seed": str(member.seed),
-            }
-            for numbers in self._lines(folder):
-                yield common | numbers
-
-    def _lines(self, folder: Path) -> Iterator[Row]:
-        every = max(1, self.config.total_timesteps // POINTS)
-        due, before, earlier = 0, 0.0, 0.0
-        for line in read_metrics(folder):
-            step = int(line["step"])
-            if line["kind"] == "eval":
-                episodes = number_in(line, "eval_episodes")
-                yield from _numbers(line, ("eval_return_mean",), int(episodes or 0))
-            elif line["kind"] == "train":
-                seconds = number_in(line, "time/elapsed_seconds") or 0.0
-                # The clock of a run begins again when it is taken up.
-                earlier += before if seconds < before else 0.0
-                before = seconds
-                if step >= due:
-                    due = step - step % every + every
-                    whole = {"step": step, "seconds": earlier + seconds}
-                    yield from _numbers(line | whole, ("rollout/return_mean", "seconds"))
-
-    def progress(self) -> str:
-        """Say in a line how far it is."""
-        lines = read_metrics(self._members()[0])
-        step = max((int(line["step"]) for line in lines), default=0)
-        last = [
-            f"{name} {value:.1f}"
-            for name in ("rollout/return_mean", "eval_return_mean")
-            for value in [_last(lines, name)]
-            if value is not None
-        ]
-        seed = self.config.members[0].seed
-        return f"{self.name} {step:,} steps; seed {seed}: {', '.join(last) or 'nothing yet'}"
-
-
-def _numbers(line: dict[str, Any], names: Sequence[str], episodes: int | str = "") -> Iterator[Row]:
-    for name in names:
-        value = number_in(line, name)
-        if value is not None:
-            yield {
-                "step": str(line["step"]),
-                "episodes": str(episodes),
-                "metric": name,
-                "value": f"{value:.2f}",
-            }
-
-
-def _last(lines: Sequence[dict[str, Any]], name: str) -> float | None:
-    values = [value for line in lines if (value := number_in(line, name)) is not None]
-    return values[-1] if values else None
+def rows_of(job: Job) -> Iterator[Row]:
+    """Return what the logs of a job's members say."""
+    for point in job.points():
+        values = [f"{name} {value:g}" for name, value in point.member.point.items()]
+        yield {
+            "method": job.config.algo,
+            "task": job.config.env_id,
+            "variant": ", ".join((job.name, *job.settings, *values)),
+            "seed": str(point.member.seed),
+            "step": str(point.step),
+            "episodes": "" if point.episodes is None else str(point.episodes),
+            "metric": point.metric,
+            "value": f"{point.value:.2f}",
+        }
 
 
 def merge(out: Path, rows: Sequence[Row]) -> None:
     """Put rows into the file of records, in place of older ones of the same."""
     known = {_key(row): row for row in (*read(out), *rows)}
-    temporary = out.with_name(f".{out.name}.tmp")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(known.values())
-    os.replace(temporary, out)
-
-
-def read(path: Path) -> list[Row]:
-    """Return the rows of a file of records; none where there is no file."""
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    write_rows(out, COLUMNS, list(known.values()))
 
 
 def _key(row: Row) -> tuple[str, ...]:
@@ -293,32 +166,29 @@ def job_of(name: str, options: argparse.Namespace) -> Job:
 
 def run(jobs: Sequence[Job], options: argparse.Namespace) -> None:
     """Train side by side until all have finished or the time is up, and record what was reached."""
-    asked: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     start = told = time.monotonic()
-    end = start + 60 * options.minutes if options.minutes else float("inf")
-    try:
-        for job in jobs:
-            job.start()
-        while any(job.is_running for job in jobs) and not asked and time.monotonic() < end:
-            time.sleep(0.2)
-            if time.monotonic() - told > options.tell:
-                told = time.monotonic()
-                _tell(jobs, told - start)
-                _record(jobs, options.out)
-        for job in jobs:
-            job.stop()
-        patience = time.monotonic() + options.patience
-        while any(job.is_running for job in jobs) and time.monotonic() < patience:
-            time.sleep(0.2)
-    finally:
-        for job in jobs:
-            job.end()
-        signal.signal(signal.SIGTERM, before)
+
+    def watch() -> None:
+        nonlocal told
+        if time.monotonic() - told > options.tell:
+            told = time.monotonic()
+            _tell(jobs, told - start)
+            _record(jobs, options.out)
+
+    ended: list[Ended] = []
+    left = run_all(
+        [job.work() for job in jobs],
+        len(jobs),
+        ended.append,
+        seconds=60 * options.minutes if options.minutes else math.inf,
+        patience=options.patience,
+        watch=watch,
+    )
     _tell(jobs, time.monotonic() - start)
     _record(jobs, options.out)
+    outcomes = {one.work.name: one.outcome for one in (*ended, *left)}
     for job in jobs:
-        print(f"{job.name}: {job.outcome()}")
+        print(f"{job.name}: {outcomes[job.name]}")
 
 
 def _tell(jobs: Sequence[Job], seconds: float) -> None:
@@ -328,7 +198,7 @@ def _tell(jobs: Sequence[Job], seconds: float) -> None:
 
 def _record(jobs: Sequence[Job], out: Path | None) -> None:
     if out is not None:
-        merge(out, [row for job in jobs for row in job.rows()])
+        merge(out, [row for job in jobs for row in rows_of(job)])
 
 
 def table_of(rows: Sequence[Row]) -> str:

@@ -26,9 +26,10 @@ import numpy as np
 
 from bench.evidence.offline_job import METHODS, Job, make_job
 from bench.speed.compare import ROOT
-from bench.speed.machine import available_cores, processor
+from bench.speed.machine import available_cores
 from rl_training.data.datasets.sources import DatasetKind, load_transition_dataset
 from rl_training.errors import RLTrainingError
+from rl_training.experiment.zoo import processor
 
 PEER = "d3rlpy"
 DEFAULTS = f"{PEER} defaults"

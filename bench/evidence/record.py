@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 import re
 import statistics
@@ -19,11 +20,11 @@ import psutil
 from pydantic import ValidationError
 
 from bench.evidence.gates import EPISODE_SEED, GATES, Gate
+from bench.evidence.training import train_or_resume
 from bench.speed.machine import describe
 from rl_training._version import __version__
-from rl_training.errors import ConfigError, DataError
+from rl_training.errors import DataError
 from rl_training.experiment.checkpointing import read_manifest
-from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.summary import (
     CurvePoint,
@@ -33,8 +34,7 @@ from rl_training.experiment.summary import (
     over_seeds,
 )
 from rl_training.runtime.results import EvalResult, TrainResult
-from rl_training.runtime.train import train
-from rl_training.runtime.workflows import evaluate_group, resume_training
+from rl_training.runtime.workflows import evaluate_group
 from rl_training.transfer import device_name
 from rl_training.validation import Integers, StrictModel, Texts
 
@@ -148,7 +148,7 @@ def measure(
     given = gate.trained()  # now: somebody may edit the preset while this runs
     folder = runs / gate.slug
     earlier, start = earlier_seconds(folder / f"seed_{gate.seeds[0]}"), _cpu_times()
-    result = _train(config, folder)
+    result = train_or_resume(config, folder)
     seconds, busy, own = np.subtract(_cpu_times(), start).tolist()
     found = evaluate_group(folder, gate.episodes, seed=EPISODE_SEED, device=config.device)
     trained = [_seed(seed, folder, found) for seed in gate.seeds]
@@ -174,23 +174,6 @@ def measure(
         seconds=round(earlier + seconds, 1),
         machine=_machine(result, config.device, max(busy - own, 0.0) / seconds),
     )
-
-
-def _train(config: TrainConfig, folder: Path) -> TrainResult:
-    """Train, or go on with the run of the same settings that is in the folder."""
-    if not folder.exists():
-        return train(config)
-    known, wanted = (
-        {name: value for name, value in c.resolved().items() if name != "output_dir"}
-        for c in (load_config(folder / "config.yaml"), config)
-    )
-    other = [name for name, value in wanted.items() if known[name] != value]
-    if other:
-        raise ConfigError(
-            f"{folder} holds a run with another {', '.join(other)}; remove it, or name another "
-            "folder with --runs"
-        )
-    return resume_training(folder)
 
 
 def earlier_seconds(folder: Path) -> float:
@@ -326,3 +309,17 @@ def _read(path: Path) -> Record:
             f"{path} is not a record of this version ({str(error).splitlines()[0]}); run its gate "
             "again"
         ) from None
+
+
+def longest_first(gates: Sequence[Gate], folders: Sequence[Path]) -> list[Gate]:
+    """Sort gates by how long they took when last measured; those never measured come first.
+
+    Args:
+        gates: What to sort.
+        folders: With records; what a later one says counts.
+    """
+    seconds: dict[str, float] = {}
+    for folder in folders:
+        seconds |= {name: each.seconds for name, each in read_earlier(folder, gates).items()}
+        seconds |= {name: record.seconds for name, record in read_records(folder, gates).items()}
+    return sorted(gates, key=lambda gate: -seconds.get(gate.preset, math.inf))

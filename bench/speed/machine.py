@@ -6,8 +6,9 @@ import os
 import platform
 from datetime import datetime, timezone
 from importlib import metadata
-from pathlib import Path
 from typing import Any
+
+from rl_training.experiment.zoo import processor
 
 BUSY = 0.3
 """Load, as a share of the cores, from which figures are called rough."""
@@ -26,16 +27,6 @@ def describe(threads: int) -> dict[str, Any]:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "load": load(),
     }
-
-
-def processor() -> str:
-    """Return the model of the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.machine()
 
 
 def available_cores() -> int:

@@ -49,6 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         *(["list"], ["list", "presets"], ["list", "envs"], ["leaderboard", "RUNS"], ["--help"]),
         ["config", "show", "sac/pendulum"],
+        ["zoo", "list", "--zoo", str(ROOT / "zoo")],
     ],
     ids=" ".join,
 )

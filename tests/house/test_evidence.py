@@ -9,6 +9,7 @@ import json
 import math
 import os
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,13 +35,14 @@ from bench.evidence.gates import (
     quick_gates,
     seeds_text,
 )
-from bench.evidence.jobs import STOPPED, Ended, longest_first, run_all
+from bench.evidence.jobs import STOPPED, Ended, Work, run_all
 from bench.evidence.page import plot, render, rendered, section
 from bench.evidence.record import (
     EARLIER,
     Earlier,
     Record,
     earlier_seconds,
+    longest_first,
     measure,
     read_earlier,
     read_records,
@@ -511,35 +513,53 @@ def test_the_longest_gate_is_first_and_one_never_measured_before_it(
     assert longest_first([dqn, ppo], [tmp_path, tmp_path / "later"]) == [dqn, ppo]
 
 
-def test_gates_side_by_side_go_on_after_a_failure(tmp_path: Path) -> None:
-    gates = dqn, ppo, sac = find_gates(THREE)
-    codes = {dqn: 2, ppo: 1, sac: 0}
+def test_processes_side_by_side_go_on_after_a_failure(tmp_path: Path) -> None:
+    codes = {"dqn": 2, "ppo": 1, "sac": 0}
     ended: list[Ended] = []
-
-    def command(gate: Gate) -> list[str]:
-        return ["sh", "-c", f"echo begins; echo {gate.algo} ends >&2; exit {codes[gate]}"]
-
-    assert run_all(gates, 2, command, tmp_path / "logs", ended.append) == []
-    assert {one.gate: one.code for one in ended} == codes
-    assert {one.last_line for one in ended} == {f"{gate.algo} ends" for gate in gates}
+    works = [
+        Work(
+            name,
+            ["sh", "-c", f"echo begins; echo {name} ends >&2; exit {code}"],
+            tmp_path / "logs" / name,
+        )
+        for name, code in codes.items()
+    ]
+    assert run_all(works, 2, ended.append) == []
+    assert {one.work.name: one.code for one in ended} == codes
+    assert {one.last_line for one in ended} == {f"{name} ends" for name in codes}
     # Python exits with 1 when it breaks, so that is not a record of a missed bar.
-    assert {one.gate for one in ended if one.measured} == {sac}
+    assert {one.work.name for one in ended if one.done} == {"sac"}
+    assert sorted(one.outcome.partition(",")[0] for one in ended) == [
+        "ended with 1",
+        "ended with 2",
+        "finished",
+    ]
+
+
+SAVES = "trap 'echo saved; exit 75' TERM; echo begun; while :; do sleep 0.05; done"
 
 
 def test_a_signal_stops_what_runs_and_names_what_is_left(tmp_path: Path) -> None:
-    gates = _, ppo, sac = find_gates(THREE)
     ended: list[Ended] = []
-    saves = "trap 'echo saved; exit 75' TERM; echo begun; while :; do sleep 0.05; done"
-    stops = f"while ! grep -q begun {tmp_path}/ppo-cartpole.log; do :; done; kill {os.getpid()}"
+    stops = f"while ! grep -q begun {tmp_path}/saves; do :; done; kill {os.getpid()}"
+    orders = {"stops": stops, "saves": SAVES, "waits": "exit 0"}
+    works = [Work(name, ["sh", "-c", order], tmp_path / name) for name, order in orders.items()]
+    left = run_all(works, 2, ended.append)
+    assert {one.work.name: one.outcome for one in left if one.work.name != "stops"} == {
+        "saves": "saved, to be continued",
+        "waits": "not begun",
+    }
+    assert (tmp_path / "saves").read_text() == "begun\nsaved\n"
+    assert {one.work.name for one in (*ended, *left)} == set(orders)
 
-    def command(gate: Gate) -> list[str]:
-        return ["sh", "-c", saves if gate is ppo else stops]
 
-    left = run_all(gates, 2, command, tmp_path, ended.append)
-    assert ppo in left
-    assert left[-1] is sac, "it was never begun"
-    assert (tmp_path / "ppo-cartpole.log").read_text() == "begun\nsaved\n"
-    assert {one.gate for one in ended} | set(left) == set(gates)
+def test_time_that_is_over_stops_what_runs(tmp_path: Path) -> None:
+    looks: list[bool] = []
+    log = tmp_path / "log"
+    works = [Work("sleeps", ["sleep", "200"], log), Work("waits", ["true"], log)]
+    left = run_all(works, 1, print, seconds=0.3, watch=lambda: looks.append(log.exists()))
+    assert [one.code for one in left] == [-signal.SIGTERM, None]
+    assert looks[-1]
 
 
 @pytest.mark.matrix

@@ -24,6 +24,47 @@ GAMES: dict[str, Any] = {
     "max_grad_norm": None,
     "epsilon_start": 1.0,
 }
+VALUE_BASED = ("dqn", "qr_dqn", "iqn", "fqf")
+DISTRIBUTION: dict[str, Any] = GAMES | {
+    "learning_rate": 5e-5,
+    "adam_epsilon": 0.01 / 32,
+    "kappa": 1.0,
+    "double": False,
+    "dueling": False,
+    "epsilon_end": 0.01,
+    "eval_epsilon": 0.001,
+}
+QUANTILES: dict[str, Any] = DISTRIBUTION | {"num_quantiles": 200, "features_dim": 512}
+DRAWN: dict[str, Any] = DISTRIBUTION | {
+    "num_quantiles": 64,
+    "num_target_quantiles": 64,
+    "num_action_quantiles": 32,
+    "embedding_dim": 64,
+}
+FRACTIONS: dict[str, Any] = DISTRIBUTION | {
+    "fraction_learning_rate": 2.5e-9,
+    "num_quantiles": 32,
+    "embedding_dim": 64,
+    "entropy_coef": 1e-3,
+}
+TWIN: dict[str, Any] = {
+    "gamma": 0.99,
+    "learning_rate": 3e-4,
+    "actor_learning_rate": None,
+    "adam_epsilon": 1e-8,
+    "hidden_sizes": (256, 256),
+    "batch_size": 256,
+    "buffer_capacity": 1_000_000,
+    "learning_starts": 25_000,
+    "gradient_updates_per_step": 1,
+    "train_frequency": 1,
+    "tau": 0.005,
+    "num_critics": 2,
+    "policy_noise": 0.2,
+    "noise_clip": 0.5,
+    "policy_delay": 2,
+    "exploration_noise": 0.1,
+}
 SOFT: dict[str, Any] = {
     "gamma": 0.99,
     "learning_rate": 3e-4,
@@ -256,25 +297,29 @@ PAPERS: dict[str, dict[str, Any]] = {
         "eval_epsilon": 0.05,
         "features_dim": 512,
     },
-    "fqf/breakout_atari": GAMES
-    | {
-        "learning_rate": 5e-5,
-        "adam_epsilon": 0.01 / 32,
-        "fraction_learning_rate": 2.5e-9,
-        "num_quantiles": 32,
-        "embedding_dim": 64,
-        "kappa": 1.0,
-        "entropy_coef": 1e-3,
-        "double": False,
-        "dueling": False,
-        "epsilon_end": 0.01,
-        "eval_epsilon": 0.001,
+    **{
+        f"{algo}/{game}_atari": settings | changes
+        for game, changes in (
+            ("breakout", {}),
+            (
+                "pong",  # of a fifth of the steps
+                {
+                    "buffer_capacity": 200_000,
+                    "learning_starts": 20_000,
+                    "target_update_interval": 2_000,
+                },
+            ),
+        )
+        for algo, settings in (("qr_dqn", QUANTILES), ("iqn", DRAWN), ("fqf", FRACTIONS))
     },
     **dict.fromkeys(PROXIMAL_GAMES, PROXIMAL),
     # The paper's, but for jaxrl's target entropy and first weights, which learned faster.
     "sac/halfcheetah": SOFT
     | {"learning_starts": 10_000, "target_entropy": -3.0, "weight_init": "orthogonal"},
     "sac/hopper": SOFT | {"learning_starts": 1_000},
+    "sac/walker2d": SOFT | {"learning_starts": 1_000},
+    "sac/ant": SOFT | {"learning_starts": 10_000},
+    "sac/humanoid": SOFT | {"learning_starts": 1_000},
     "mbpo/hopper": MODEL
     | {
         "learning_starts": 5_000,
@@ -361,29 +406,11 @@ PAPERS: dict[str, dict[str, Any]] = {
         "offline_batch_ratio": 0.5,
         "tau": 0.005,
     },
-    "td3/halfcheetah": {
-        "gamma": 0.99,
-        "learning_rate": 3e-4,
-        "actor_learning_rate": None,
-        "adam_epsilon": 1e-8,
-        "hidden_sizes": (256, 256),
-        "batch_size": 256,
-        "buffer_capacity": 1_000_000,
-        "learning_starts": 25_000,
-        "gradient_updates_per_step": 1,
-        "train_frequency": 1,
-        "tau": 0.005,
-        "num_critics": 2,
-        "policy_noise": 0.2,
-        "noise_clip": 0.5,
-        "policy_delay": 2,
-        "exploration_noise": 0.1,
-    },
+    **{f"td3/{task}": TWIN for task in ("halfcheetah", "hopper", "walker2d", "ant", "humanoid")},
 }
 SAMPLED = (
     "c51/pong_atari",
-    "dqn/breakout_atari",
-    "fqf/breakout_atari",
+    *(f"{algo}/{game}_atari" for algo in VALUE_BASED for game in ("breakout", "pong")),
     *PROXIMAL_GAMES,
     "dreamer/boxing_atari",
     "dreamer/breakout_atari",

@@ -9,11 +9,17 @@ from rl_training.errors import DataError
 from rl_training.experiment.statistics import (
     Floats,
     Statistic,
+    aggregate,
     bootstrap_interval,
     bootstrap_intervals,
     improvement_interval,
+    improvement_over_tasks,
     interquartile_mean,
+    normalised,
+    performance_profile,
     probability_of_improvement,
+    profile_intervals,
+    stratified_interval,
 )
 
 
@@ -202,3 +208,86 @@ def test_what_is_not_finite_improves_nothing() -> None:
     assert np.isnan(probability_of_improvement([1.0, np.nan], [0.0]))
     with pytest.raises(DataError, match="at least one value"):
         probability_of_improvement([], [0.0])
+
+
+# Over tasks
+
+
+def test_scores_lie_between_a_random_policy_and_the_reference() -> None:
+    scores = normalised([10.0, 30.0, 50.0, 0.0], random=10.0, reference=50.0)
+    assert scores.tolist() == [0.0, 0.5, 1.0, -0.25]
+    # A reference below random turns the scale around: costs.
+    assert float(normalised(-3.0, random=-1.0, reference=-5.0)) == 0.5
+    for reference in (1.0, np.inf, np.nan):
+        with pytest.raises(DataError, match="two different returns"):
+            normalised([1.0], random=1.0, reference=reference)
+
+
+def test_the_aggregate_is_the_figure_of_all_scores_together() -> None:
+    tasks = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0, 6.0, 7.0]]
+    assert aggregate(tasks) == 3.5
+    assert aggregate(tasks, mean) == 3.5
+    assert aggregate([[0.0, 1.0, 2.0], [90.0]], mean) == 93 / 4
+
+
+def test_one_task_is_resampled_as_its_seeds_are() -> None:
+    values = draw(7)
+    alone = bootstrap_interval(values, interquartile_mean)
+    assert stratified_interval([values]) == alone
+
+
+def test_seeds_are_drawn_within_their_task() -> None:
+    # Each task's scores are equal, so no resample differs, however far apart the tasks are.
+    tasks = [[1.0] * 3, [100.0] * 5]
+    assert stratified_interval(tasks, mean, resamples=200) == (63 - 0.125, 63 - 0.125)
+    pooled = bootstrap_interval([1.0] * 3 + [100.0] * 5, mean, resamples=200)
+    assert pooled.low < 63 - 0.125 < pooled.high
+
+
+def test_the_stratified_interval_has_the_width_of_the_strata_variances() -> None:
+    tasks = [draw(200), 10 + 3 * draw(300, seed=4)]
+    low, high = stratified_interval(tasks, mean)
+    variance = (200 * tasks[0].var() + 300 * tasks[1].var()) / 500**2
+    assert high - low == pytest.approx(2 * 1.96 * variance**0.5, rel=0.05)
+
+
+def test_the_improvement_over_tasks_is_the_mean_of_the_tasks_own() -> None:
+    first, second = [[3.0, 1.0], [5.0]], [[2.0, 1.0], [1.0, 7.0]]
+    middle, (low, high) = improvement_over_tasks(first, second, resamples=500)
+    assert middle == (2.5 / 4 + 1 / 2) / 2
+    assert low <= middle <= high
+    # On every task each run beats each: the scales of the tasks do not matter.
+    assert improvement_over_tasks([[2.0], [1e6, 2e6]], [[1.0], [3.0]]) == (1.0, (1.0, 1.0))
+    with pytest.raises(DataError, match="same tasks, got 2 and 1"):
+        improvement_over_tasks(first, second[:1])
+
+
+def test_the_profile_is_the_mean_over_tasks_of_the_share_above() -> None:
+    tasks = [[0.0, 0.5], [0.5, 1.0, 1.0, 1.0]]
+    shares = performance_profile(tasks, [-1.0, 0.0, 0.5, 0.9, 1.0])
+    # Above 0: half of the first task's runs and all of the second's; "above" is strict.
+    assert shares.tolist() == [1.0, 0.75, 0.375, 0.375, 0.0]
+
+
+def test_the_area_under_a_profile_is_the_mean_over_tasks() -> None:
+    tasks = [np.abs(draw(5)), np.abs(draw(9, seed=4))]
+    fine = np.linspace(0, 6, 60_000, endpoint=False)
+    area = 6 * performance_profile(tasks, fine).mean()
+    assert float(area) == pytest.approx(np.mean([task.mean() for task in tasks]), abs=1e-3)
+
+
+def test_intervals_of_a_profile_hold_it_and_follow_the_binomial() -> None:
+    tasks = [np.arange(400.0)]
+    ends = profile_intervals(tasks, [-1.0, 199.5, 500.0], resamples=4000)
+    assert ends[0].tolist() == [1.0, 1.0]
+    assert ends[2].tolist() == [0.0, 0.0]
+    assert float(ends[1, 1] - ends[1, 0]) == pytest.approx(2 * 1.96 * 0.5 / 20, rel=0.06)
+    assert ends[1].mean() == pytest.approx(0.5, abs=0.01)
+
+
+def test_no_task_is_refused() -> None:
+    for call in (aggregate, stratified_interval):
+        with pytest.raises(DataError, match="at least one task"):
+            call([])
+    with pytest.raises(DataError, match="at least one value"):
+        performance_profile([[1.0], []], [0.0])

@@ -30,6 +30,7 @@ from rl_training.cli.options import (
 )
 from rl_training.cli.showing import (
     StochasticOption,
+    compare,
     deterministic,
     leaderboard,
     record,
@@ -38,6 +39,7 @@ from rl_training.cli.showing import (
 )
 from rl_training.cli.styles import style_help
 from rl_training.cli.sweeping import sweep, tune
+from rl_training.cli.zoo import app as zoo_app
 
 if TYPE_CHECKING:
     from rl_training.runtime.results import EvalResult
@@ -490,7 +492,13 @@ COMMANDS: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = (
     ),
     (
         COMPARE,
-        (("leaderboard", leaderboard), ("report", report), ("sweep", sweep), ("tune", tune)),
+        (
+            ("leaderboard", leaderboard),
+            ("report", report),
+            ("compare", compare),
+            ("sweep", sweep),
+            ("tune", tune),
+        ),
     ),
     (DATA, (("ope", ope), ("gail-control", gail_control))),
     (
@@ -510,6 +518,7 @@ for _group, _commands in COMMANDS:
         _help = HELP if _name == "ope" else None
         app.command(_name, help=_help, rich_help_panel=_group)(_function)
 app.add_typer(data_app, rich_help_panel=DATA)
+app.add_typer(zoo_app, rich_help_panel=RUNS)
 
 
 def root_command() -> Any:

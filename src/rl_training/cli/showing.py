@@ -54,6 +54,55 @@ def report(
     out.print(f"report={path}", markup=False, highlight=False)
 
 
+def compare(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Run folders, folders of groups, or folders that hold such.", show_default=False
+        ),
+    ] = None,
+    with_: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--with",
+            metavar="FILE",
+            help="CSV with the columns method, task, seed, step, metric, value. Repeatable.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="svg or html (a whole report).")
+    ] = Path("compare.svg"),
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Metric of the files; eval_return_mean, or the only one, if not given."),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="What the files call the task of the runs.")
+    ] = None,
+) -> None:
+    """Draw runs beside the curves of others, with intervals."""
+    from rl_training.errors import ConfigError
+    from rl_training.reporting.beside import beside, read_curves, write_drawings
+    from rl_training.reporting.figures import ranked
+    from rl_training.reporting.gather import gather
+    from rl_training.reporting.page import write_report
+
+    if output.suffix not in (".svg", ".html"):
+        raise ConfigError(f"--output {output}: compare writes .svg or .html")
+    if not runs and not with_:
+        raise ConfigError("compare needs runs, a file of curves, or both: compare RUN --with FILE")
+    files = {path: read_curves(path, metric) for path in with_ or ()}
+    tasks = beside(gather(runs) if runs else [], files, task)
+    for each in tasks:
+        _print_board(each, ranked(each), "final")
+    if output.suffix == ".html":
+        drawn = [write_report(tasks, output, "Comparison of runs")]
+    else:
+        drawn = write_drawings(tasks, output)
+    for path in drawn:
+        out.print(f"drawing={path}", markup=False, highlight=False)
+
+
 def leaderboard(
     runs: RunsArgument,
     by: Annotated[str, typer.Option(help="Figure to rank by: final, last or best.")] = "final",

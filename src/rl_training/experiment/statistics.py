@@ -1,11 +1,15 @@
-"""Figures over a group of seeds: interquartile mean and bootstrap interval (arXiv:2108.13264).
+"""Figures over seeds, and over tasks and seeds: Agarwal et al., 2021, arXiv:2108.13264.
+
+Interquartile mean, bootstrap intervals, probability of improvement, performance profiles.  A method
+that was run on several tasks is a list of samples, one per task, whose scores are comparable: see
+`normalised`.
 
 Shapes: n values of one sample, T samples, R resamples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -137,6 +141,138 @@ def improvement_interval(
     drawn = [s[generator.integers(s.size, size=(resamples, s.size))] for s in (first, second)]
     ends = np.quantile(probability_of_improvement(*drawn), _ends(level))
     return Interval(float(ends[0]), float(ends[1]))
+
+
+def normalised(values: ArrayLike, *, random: float, reference: float) -> Floats:
+    """Return scores: 0 is a random policy's return, 1 the reference's.
+
+    Raises:
+        DataError: When the two references are equal or not finite.
+    """
+    if not np.isfinite([random, reference]).all() or random == reference:
+        raise DataError(
+            f"scores need two different returns to lie between, got random {random} and reference "
+            f"{reference}"
+        )
+    return (np.asarray(values, dtype=np.float64) - random) / (reference - random)
+
+
+def aggregate(tasks: Sequence[ArrayLike], statistic: Statistic = interquartile_mean) -> float:
+    """Return a statistic of all scores of all tasks together, Sec. 4.2 of arXiv:2108.13264.
+
+    Every score counts once, so that a task with more seeds counts more.
+
+    Raises:
+        DataError: When there is no task, or one without a score.
+    """
+    return float(statistic(np.concatenate(_strata(tasks))))
+
+
+def stratified_interval(
+    tasks: Sequence[ArrayLike],
+    statistic: Statistic = interquartile_mean,
+    *,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Return the percentile interval of `aggregate` by the stratified bootstrap.
+
+    The seeds of each task are drawn with replacement from that task alone, Sec. 4.1 of
+    arXiv:2108.13264: the tasks are what they are, the seeds are a sample.
+
+    Raises:
+        DataError: As `aggregate`, or `bootstrap_interval`.
+    """
+    drawn = _stratified(tasks, level, resamples, np.random.default_rng(seed))
+    ends = np.quantile(statistic(np.concatenate(drawn, axis=-1)), _ends(level))
+    return Interval(float(ends[0]), float(ends[1]))
+
+
+def improvement_over_tasks(
+    better: Sequence[ArrayLike],
+    worse: Sequence[ArrayLike],
+    *,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> tuple[float, Interval]:
+    """Return the mean over tasks of `probability_of_improvement`, and its stratified interval.
+
+    Both lists have the same tasks in the same order; scores need no common scale, because a run
+    meets those of its own task alone.
+
+    Raises:
+        DataError: When the numbers of tasks differ, or as `stratified_interval`.
+    """
+    if len(better) != len(worse):
+        raise DataError(
+            f"two methods are compared on the same tasks, got {len(better)} and {len(worse)}"
+        )
+
+    def mean(first: Sequence[ArrayLike], second: Sequence[ArrayLike]) -> Floats:
+        pairs = zip(first, second, strict=True)
+        return np.asarray(np.mean([probability_of_improvement(x, y) for x, y in pairs], axis=0))
+
+    rng = np.random.default_rng(seed)
+    drawn = [_stratified(tasks, level, resamples, rng) for tasks in (better, worse)]
+    ends = np.quantile(mean(*drawn), _ends(level))
+    middle = float(mean(_strata(better), _strata(worse)))
+    return middle, Interval(float(ends[0]), float(ends[1]))
+
+
+def performance_profile(tasks: Sequence[ArrayLike], thresholds: ArrayLike) -> Floats:
+    """Return the share of runs whose score exceeds each threshold, `[K]` to `[K]`.
+
+    The mean over tasks of the share of a task's runs: the score distribution of Sec. 4.3 of
+    arXiv:2108.13264, Eq. 1.  Where one method's profile is above another's, it is better there.
+
+    Raises:
+        DataError: As `aggregate`.
+    """
+    return _profile(_strata(tasks), np.asarray(thresholds, dtype=np.float64))
+
+
+def profile_intervals(
+    tasks: Sequence[ArrayLike],
+    thresholds: ArrayLike,
+    *,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Floats:
+    """Return pointwise low and high ends of `performance_profile`, `[K]` to `[K, 2]`.
+
+    Raises:
+        DataError: As `stratified_interval`.
+    """
+    drawn = _stratified(tasks, level, resamples, np.random.default_rng(seed))
+    places = np.asarray(thresholds, dtype=np.float64)
+    # Threshold by threshold: [R, n, K] at once would be large for a fine grid.
+    ends = [np.quantile(_profile(drawn, place), _ends(level)) for place in places]
+    return np.array(ends).reshape(-1, 2)
+
+
+def _profile(tasks: Sequence[Floats], thresholds: Floats) -> Floats:
+    """Return shares above, for samples `[..., n]` and thresholds `[K]` or one number."""
+    shares = [(sample[..., None] > thresholds).mean(axis=-2) for sample in tasks]
+    mean: Floats = np.mean(shares, axis=0)
+    return mean if thresholds.ndim else mean[..., 0]
+
+
+def _strata(tasks: Sequence[ArrayLike]) -> list[Floats]:
+    """Return a sample per task, each checked."""
+    if not len(tasks):
+        raise DataError("a figure over tasks needs at least one task, got none")
+    return [_samples(values).reshape(-1) for values in tasks]
+
+
+def _stratified(
+    tasks: Sequence[ArrayLike], level: float, resamples: int, rng: np.random.Generator
+) -> list[Floats]:
+    """Return resamples of each task by itself, `[R, n]` each."""
+    _check_bootstrap(level, resamples)
+    return [s[rng.integers(s.size, size=(resamples, s.size))] for s in _strata(tasks)]
 
 
 def _check_bootstrap(level: float, resamples: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup, escape
 
@@ -19,6 +19,9 @@ COLORS = 8
 DASHES = ("", "6 4", "2 3", "9 3 2 3")
 HALF_LETTER = 3.4
 """Half the width of a letter of an axis."""
+LEGEND_ROW = 18
+LETTER = 7
+"""Width of a letter in a legend, about."""
 
 Point = tuple[float, float]
 
@@ -91,15 +94,21 @@ def line_chart(lines: Sequence[Line], size: Size, title: str) -> Markup:
     ).format(w=size.width, h=size.height, t=title, d=_data(lines, size), b=Markup("".join(parts)))
 
 
-def chart_file(lines: Sequence[Line], size: Size, title: str) -> str:
+def chart_file(
+    lines: Sequence[Line], size: Size, title: str, *, across: str = "step", legend: bool = False
+) -> str:
     """Return a drawing as a file of its own, on a card in the colours that the reader prefers.
 
     Args:
         lines: The curves; at least one has a point.
         size: Inner size.
         title: What a screen reader says of it.
+        across: What the axis of x shows.
+        legend: Name the curves above the drawing.
     """
-    parts = _drawing(lines, size)
+    rows = _legend_rows(lines, size) if legend else []
+    size = replace(size, top=size.top + LEGEND_ROW * len(rows))
+    parts = [*_drawing(lines, size, across), *_legend(rows, size)]
     style = (ASSETS / "report" / "chart.css").read_text(encoding="utf-8")
     body = "".join(parts).replace("><", ">\n<")
     return (
@@ -111,7 +120,36 @@ def chart_file(lines: Sequence[Line], size: Size, title: str) -> str:
     )
 
 
-def _drawing(lines: Sequence[Line], size: Size) -> list[str]:
+def _legend_rows(lines: Sequence[Line], size: Size) -> list[list[tuple[float, Line]]]:
+    """Return the lines with their places from the left, in rows that fit."""
+    rows: list[list[tuple[float, Line]]] = [[]]
+    place: float = size.left
+    for line in lines:
+        width = 30 + LETTER * len(line.label) + 14
+        if rows[-1] and place + width > size.width - size.right:
+            rows.append([])
+            place = size.left
+        rows[-1].append((place, line))
+        place += width
+    return rows
+
+
+def _legend(rows: Sequence[Sequence[tuple[float, Line]]], size: Size) -> Iterable[str]:
+    first = size.top - LEGEND_ROW * len(rows) + 6
+    for row, entries in enumerate(rows):
+        y = first + LEGEND_ROW * row
+        for x, line in entries:
+            yield f'<path class="curve c{line.number % COLORS}"{_dashes(line)} '
+            yield f'd="M{x:g} {y}H{x + 22:g}"/>'
+            yield f'<text x="{x + 28:g}" y="{y + 4}">{escape(line.label)}</text>'
+
+
+def _dashes(line: Line) -> str:
+    dash = DASHES[line.number // COLORS % len(DASHES)]
+    return f' stroke-dasharray="{dash}"' if dash else ""
+
+
+def _drawing(lines: Sequence[Line], size: Size, name: str = "step") -> list[str]:
     """Return axes and curves; `page.js` draws the same when the reader asks for something else."""
     xs = [x for line in lines for x, _ in line.points]
     x_low, x_high = min(xs), max(xs)
@@ -121,7 +159,7 @@ def _drawing(lines: Sequence[Line], size: Size) -> list[str]:
     across = Scale(x_low, x_high, size.left, size.width - size.right)
     up = Scale(y_low, y_high, size.height - size.bottom, size.top)
     x_ticks = ticks(x_low, x_high, 6 if size.width > 500 else 4)
-    parts = [*_axes(size, across, up, inside(x_ticks, x_low, x_high))]
+    parts = [*_axes(size, across, up, inside(x_ticks, x_low, x_high), name)]
     for line in lines:
         parts += _drawn(line, across, up)
     return parts
@@ -166,7 +204,9 @@ def labels(values: Sequence[float]) -> list[str]:
     return [f"{v:,.{decimals}f}{unit}" if v else "0" for v in shown]
 
 
-def _axes(size: Size, across: Scale, up: Scale, x_ticks: Sequence[float]) -> Iterable[str]:
+def _axes(
+    size: Size, across: Scale, up: Scale, x_ticks: Sequence[float], name: str
+) -> Iterable[str]:
     right, bottom = size.width - size.right, size.height - size.bottom
     y_ticks = inside(ticks(up.low, up.high, 7), up.low, up.high)
     for tick, label in zip(y_ticks, labels(y_ticks), strict=True):
@@ -183,21 +223,20 @@ def _axes(size: Size, across: Scale, up: Scale, x_ticks: Sequence[float]) -> Ite
         free = x + (0 if last else half) + 6
         anchor = "end" if last else "middle"
         yield f'<text x="{x}" y="{bottom + 18}" text-anchor="{anchor}">{label}</text>'
-    yield f'<text x="{size.left - 8}" y="{bottom + 18}" text-anchor="end">step</text>'
+    yield f'<text x="{size.left - 8}" y="{bottom + 18}" text-anchor="end">{name}</text>'
     yield f'<line class="axis" x1="{size.left}" x2="{right}" y1="{bottom}" y2="{bottom}"/>'
 
 
 def _drawn(line: Line, across: Scale, up: Scale) -> list[str]:
-    color, dash = line.number % COLORS, DASHES[line.number // COLORS % len(DASHES)]
+    color = line.number % COLORS
     parts = []
     if len(line.band) > 1:
         there = [f"{across(x)},{up(high)}" for x, _, high in line.band]
         back = [f"{across(x)},{up(low)}" for x, low, _ in reversed(line.band)]
         parts.append(f'<polygon class="band c{color}" points="{" ".join(there + back)}"/>')
     parts += [f'<path class="faint c{color}" d="{_path(f, across, up)}"/>' for f in line.faint if f]
-    style = f' stroke-dasharray="{dash}"' if dash else ""
     path = _path(line.points, across, up)
-    parts.append(f'<path class="curve c{color}"{style} d="{path}"/>')
+    parts.append(f'<path class="curve c{color}"{_dashes(line)} d="{path}"/>')
     if len(line.points) < 25:
         parts += [
             f'<circle class="dot c{color}" cx="{across(x)}" cy="{up(y)}" r="2.6"/>'

@@ -21,8 +21,9 @@ from rl_training._version import __version__
 from rl_training.errors import DataError, MissingExtraError
 from rl_training.experiment.checkpoint.files import open_regular
 from rl_training.experiment.statistics import LEVEL
+from rl_training.reporting.beside import lines_of, training_seconds
 from rl_training.reporting.charts import NARROW, SMALL, WIDE, Line, line_chart, swatch
-from rl_training.reporting.figures import Figure, Row, curve, improvements, ranked, thin
+from rl_training.reporting.figures import Figure, Row, improvements, ranked, thin
 from rl_training.reporting.gather import (
     ABSENT,
     Method,
@@ -157,24 +158,7 @@ def _task_view(task: Task, place: Path) -> dict[str, Any]:
 
 def _curves(task: Task) -> list[Markup]:
     """Return the learning curves in a wide and a narrow drawing; none without evaluations."""
-    lines = []
-    for method in task.methods:
-        points = [p for p in curve(method) if p.iqm is not None]
-        if points:
-            lines.append(
-                Line(
-                    label=method.label,
-                    number=method.number,
-                    points=tuple((p.step, p.iqm or 0.0) for p in points),
-                    band=tuple((p.step, p.low or 0.0, p.high or 0.0) for p in points),
-                    faint=tuple(
-                        tuple((s, run.evaluations[s]) for s in thin(sorted(run.evaluations)))
-                        for run in method.runs
-                        if len(method.runs) > 1 and np.isfinite([*run.evaluations.values()]).all()
-                    ),
-                    seconds=_seconds(method),
-                )
-            )
+    lines = lines_of(task)
     title = f"Evaluation return by step on {task.name}"
     return [line_chart(lines, size, title) for size in (WIDE, NARROW)] if lines else []
 
@@ -208,17 +192,8 @@ def _metric_line(method: Method, kind: str, name: str) -> Line | None:
         number=method.number,
         points=tuple((step, float(np.mean(values))) for step, values in table.items()),
         band=tuple((s, min(v), max(v)) for s, v in table.items()) if len(logs) > 1 else (),
-        seconds=_seconds(method),
+        seconds=training_seconds(method),
     )
-
-
-def _seconds(method: Method) -> tuple[tuple[float, float], ...]:
-    """Return how long the runs had trained by each step that all of them logged, on average."""
-    clocks = [run.clock for run in method.runs if run.clock]
-    if not clocks:
-        return ()
-    common = thin(sorted(set.intersection(*(set(clock) for clock in clocks))))
-    return tuple((s, round(float(np.mean([c[s] for c in clocks])), 2)) for s in common)
 
 
 def _forest(rows: Sequence[Row]) -> dict[str, Any]:

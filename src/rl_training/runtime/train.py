@@ -142,7 +142,7 @@ def _run(
         spec.check_env(task, config.algo_config)
         states = {str(member.path): member.states.get("learner") for member in loaded}
         outline = require_same_shapes(spec, task, config.algo_config, states)
-        _require_fits(spec, outline, len(config.members), device)
+        require_fits(spec, outline, len(config.members), device)
         starts_from_another = config.from_checkpoint is not None and not loaded
         origin = Origin(config, task) if starts_from_another else None
         learner = spec.build(
@@ -261,7 +261,7 @@ def require_same_shapes(
     return outline
 
 
-def _require_fits(
+def require_fits(
     spec: AlgorithmSpec, outline: AnyLearner, num_seeds: int, device: torch.device
 ) -> None:
     """Refuse a learner that cannot fit into memory.

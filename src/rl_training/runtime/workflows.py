@@ -41,12 +41,13 @@ from rl_training.runtime.checkpoints.resume import (
     home_of,
     load_group,
 )
-from rl_training.runtime.checkpoints.saver import check_header, checked, usable
+from rl_training.runtime.checkpoints.saver import ACTING_ONLY, check_header, checked, usable
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.results import EvalResult, TrainResult
 from rl_training.runtime.train import (
     continue_elsewhere,
     continue_run,
+    require_fits,
     require_same_shapes,
 )
 from rl_training.transfer import choose_device
@@ -63,6 +64,8 @@ class LoadedAgent:
     step: int
     stranger: str | None = None
     """Where on the hub it is from; what such an agent names is never imported."""
+    acting_only: bool = False
+    """Whether its critics and optimizers are as they are built: the file had none."""
 
     def import_task(self) -> None:
         """Import the modules that the task's functions are in; for those who run the task itself.
@@ -173,14 +176,29 @@ def agent_from(header: dict[str, Any], state: Any, device: str) -> LoadedAgent:
         step, seed = int(header["step"]), int(header["seed"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's description cannot be used: {error}") from None
-    spec = get_algorithm_spec(config.algo)
-    require_same_shapes(spec, env_spec, config.algo_config, {"the checkpoint": state})
-    learner = spec.build(
-        env_spec, config.algo_config, (seed,), choose_device(device), env_kwargs=config.env_kwargs
-    )
+    spec, on = get_algorithm_spec(config.algo), choose_device(device)
+    acting_only = header.get(ACTING_ONLY) is True
+    if acting_only:
+        # Most of the learner is not in the file, so that its size says nothing of the memory.
+        require_fits(spec, require_same_shapes(spec, env_spec, config.algo_config, {}), 1, on)
+    else:
+        require_same_shapes(spec, env_spec, config.algo_config, {"the checkpoint": state})
+    learner = spec.build(env_spec, config.algo_config, (seed,), on, env_kwargs=config.env_kwargs)
     with usable("learner", "the checkpoint"):
-        learner.load_state_dict(state)
-    return LoadedAgent(learner, config, env_spec, step)
+        whole = _completed(state, learner.state_dict()) if acting_only else state
+        learner.load_state_dict(whole)
+    return LoadedAgent(learner, config, env_spec, step, acting_only=acting_only)
+
+
+def _completed(state: Any, whole: Any) -> Any:
+    """Return a state with what it lacks from a whole one, and numbers of 16 bits widened."""
+    if isinstance(state, dict) and isinstance(whole, dict):
+        inner = {key: _completed(value, whole.get(key)) for key, value in state.items()}
+        return {**whole, **inner}
+    both = isinstance(state, Tensor) and isinstance(whole, Tensor)
+    if both and (state.dtype, whole.dtype) == (torch.float16, torch.float32):
+        return state.float()
+    return state
 
 
 def evaluate_checkpoint(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from torch import Tensor
 
 from rl_training._version import __version__
 from rl_training.data.datasets.scores import SCORE
@@ -25,6 +27,7 @@ from rl_training.experiment.hub import POLICY_FILE, repository, require_hub, upl
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.summary import SUCCESS, evaluations
 from rl_training.runtime.checkpoints.resume import group_folders, home_of
+from rl_training.runtime.checkpoints.saver import ACTING_ONLY
 from rl_training.runtime.results import EvalResult
 from rl_training.runtime.workflows import LoadedAgent, evaluate_agent
 
@@ -134,14 +137,25 @@ def _curve_of(source: Path | None) -> list[tuple[int, float]]:
     return [(step, mean) for step, mean in sorted(evaluations(log).items()) if math.isfinite(mean)]
 
 
-def save_policy(agent: LoadedAgent, target: Path, config: TrainConfig | None = None) -> None:
+def save_policy(
+    agent: LoadedAgent,
+    target: Path,
+    config: TrainConfig | None = None,
+    *,
+    acting: Mapping[str, Any] | None = None,
+    half: bool = False,
+) -> None:
     """Write one self-contained file for evaluation and prediction.
 
     Args:
         agent: The agent.
         target: The file.
         config: What the file says of the run; None is all of it.
+        acting: The part of the learner's state that acting reads, to be all that is stored.
+        half: Store the weights in 16 bits.
     """
+    if agent.acting_only:
+        raise ConfigError("the agent is from a file that holds what acting needs alone; copy that")
     told = agent.config if config is None else config
     header = {
         "config": told.resolved(),
@@ -149,7 +163,17 @@ def save_policy(agent: LoadedAgent, target: Path, config: TrainConfig | None = N
         "seed": agent.config.seed,
         "step": agent.step,
     }
-    save_single_file(target, header=header, states={"learner": agent.learner.state_dict()})
+    state = agent.learner.state_dict() if acting is None else acting
+    header |= {} if acting is None else {ACTING_ONLY: True}
+    save_single_file(target, header=header, states={"learner": halved(state) if half else state})
+
+
+def halved(tree: Any) -> Any:
+    """Return a state whose float32 tensors have 16 bits."""
+    if isinstance(tree, Mapping):
+        return {key: halved(value) for key, value in tree.items()}
+    is_wide = isinstance(tree, Tensor) and tree.dtype == torch.float32
+    return tree.half() if is_wide else tree
 
 
 def public_config(config: TrainConfig) -> TrainConfig:
@@ -249,8 +273,13 @@ def _curve_text(curve: Sequence[tuple[int, float]], drawn: bool) -> str:
     head = "## Learning curve\n\n"
     if drawn:
         return f"{head}![mean return of the evaluations during training]({CURVE_FILE})"
+    return f"{head}{curve_text(curve)}"
+
+
+def curve_text(curve: Sequence[tuple[int, float]]) -> str:
+    """Return a learning curve as text, in Markdown."""
     if not curve:
-        return f"{head}The log of the run is not part of this repository."
+        return "The log of the run is not part of this repository."
     every = math.ceil(len(curve) / MOST_ROWS)
     shown = [*curve[:-1:every], curve[-1]]
     low, high = min(v for _, v in curve), max(v for _, v in curve)
@@ -259,7 +288,7 @@ def _curve_text(curve: Sequence[tuple[int, float]], drawn: bool) -> str:
         bar = "█" * (1 + round(23 * (value - low) / (high - low or 1.0)))
         rows.append(f"{step:>12,}  {value:>12.2f}  {bar}")
     lines = "\n".join([f"{'step':>12}  {'mean return':>12}", *rows])
-    return f"{head}```text\n{lines}\n```"
+    return f"```text\n{lines}\n```"
 
 
 def _use_text(class_name: str, repo: str) -> str:

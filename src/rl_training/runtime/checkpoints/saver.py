@@ -58,6 +58,8 @@ AHEAD = "ahead"
 """Part of a checkpoint that holds the next action, where it was chosen already."""
 SUCCESSES = "successes"
 """Part of a checkpoint that says which episodes of the last evaluation succeeded."""
+ACTING_ONLY = "acting_only"
+"""Says in a file's header that its learner is what acting needs, and nothing to train with."""
 LATER_PARTS = (ADJUSTMENTS, AHEAD, SUCCESSES)
 """Parts that checkpoints have not always had."""
 

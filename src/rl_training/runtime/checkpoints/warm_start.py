@@ -29,7 +29,7 @@ from rl_training.experiment.checkpoint.codec import digest_state
 from rl_training.experiment.checkpointing import LoadedCheckpoint, load_single_file, open_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.checkpoints.resume import group_folders, load_group
-from rl_training.runtime.checkpoints.saver import checked, rewards_of
+from rl_training.runtime.checkpoints.saver import ACTING_ONLY, checked, rewards_of
 from rl_training.state import copy_tensor, tensors_in
 from rl_training.validation import parse
 
@@ -199,6 +199,11 @@ def _from_file(path: Path) -> Trained:
         CheckpointError: When it describes no learner.
     """
     saved = load_single_file(path)
+    if ACTING_ONLY in saved.header:
+        raise CheckpointError(
+            f"{path} holds what acting needs alone, so no training can begin with its networks; "
+            "train again with the configuration beside it"
+        )
     try:
         parse(TrainConfig, saved.header["config"])
         return Trained(path, int(saved.header["step"]), saved.header, saved.states)
