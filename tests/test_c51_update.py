@@ -144,8 +144,13 @@ def test_the_loss_is_zero_where_the_prediction_is_the_target() -> None:
 
 
 def test_a_two_point_return_is_learned() -> None:
-    options = {"num_atoms": 5, "v_min": 0.0, "v_max": 2.0, "target_update_interval": 20}
-    schedule = {"learning_rate": 0.02, "lr_schedule": {"type": "linear"}}
+    options: dict[str, Any] = {
+        "num_atoms": 5,
+        "v_min": 0.0,
+        "v_max": 2.0,
+        "target_update_interval": 20,
+    }
+    schedule: dict[str, Any] = {"learning_rate": 0.02, "lr_schedule": {"type": "linear"}}
     learner: C51 = learner_of("c51", **options, **schedule)
     batch = two_point_batch()
     for update in range(400):

@@ -30,7 +30,8 @@ TASK = EnvSpec(
 
 
 def make_learner(seeds: tuple[int, ...] = (0,), **keywords: Any) -> PQN:
-    settings = {"hidden_sizes": (8,), "gamma": GAMMA, "minibatch_size": 9, "num_steps": T}
+    settings: dict[str, Any] = {"hidden_sizes": (8,), "gamma": GAMMA, "minibatch_size": 9}
+    settings |= {"num_steps": T}
     config = PQN.settings_class()(**settings | keywords)
     return PQN(config=config, seeds=seeds, **pqn_networks(TASK, config, Rng(seeds, "networks")))  # type: ignore[arg-type]
 
@@ -142,7 +143,7 @@ def test_the_loss_is_half_of_the_squared_error_of_the_actions_taken() -> None:
 
 def test_targets_stay_through_all_epochs_and_the_gradient_is_that_of_q_alone() -> None:
     """One epoch of one minibatch is a step down the gradient of a regression to fixed numbers."""
-    sgd = {"optimizer": "sgd", "learning_rate": 0.1, "max_grad_norm": None}
+    sgd: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.1, "max_grad_norm": None}
     learner = make_learner(update_epochs=1, minibatch_size=T * N, **sgd)
     rollout = make_rollout()
     target = learner.prepare(rollout).target

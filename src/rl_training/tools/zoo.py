@@ -212,6 +212,8 @@ def _circumstances(home: Path) -> dict[str, Any]:
     """Return what a run says of itself that is of use elsewhere, and what a person typed for it."""
     known = read_description(home)
     facts = {key: known.get(key) for key in ("rl_training", "created", "python", "platform")}
+    # The system alone: which kernel it was is of no use elsewhere.
+    facts["platform"] = str(facts["platform"]).partition("-")[0]
     facts["packages"] = known.get("packages")
     git = known.get("git")
     facts["commit"] = git.get("commit") if isinstance(git, dict) else None
