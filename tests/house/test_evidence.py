@@ -105,11 +105,7 @@ def changed(record: Record, **changes: Any) -> Record:
 def test_every_method_has_a_gate_and_may_have_several() -> None:
     assert {gate.algo for gate in GATES} == set(algorithm_names())
     assert len({gate.preset for gate in GATES}) == len(GATES)
-    assert [gate.preset for gate in find_gates(["ppo"])] == [
-        "ppo/acrobot",
-        "ppo/cartpole",
-        "ppo/minatar_breakout",
-    ]
+    assert {"ppo/acrobot", "ppo/cartpole"} <= {gate.preset for gate in find_gates(["ppo"])}
 
 
 def test_make_learn_shows_without_data_what_each_kind_of_online_method_learns() -> None:
