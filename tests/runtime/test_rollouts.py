@@ -116,6 +116,7 @@ def rollout_run(folder: Path, stop_at: int | None = None, **changes: Any) -> Any
             num_envs=5,
             seeds=[1, 2],
             total_timesteps=120,
+            threads=1,  # how many a run would choose depends on what else the machine does
             **changes,
         ),
         stop_at=stop_at,
