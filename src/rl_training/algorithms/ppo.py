@@ -77,7 +77,7 @@ class PPOConfig(AlgoConfig):
     normalize_advantage: bool = True
     """Standardise advantages in each minibatch."""
     recompute_advantages: bool = False
-    """Compute values and advantages anew before each epoch (Andrychowicz et al., 2020), by the
+    """Compute values and advantages again before each epoch (Andrychowicz et al., 2020), by the
     value network as it is by then; false keeps those of the first."""
     normalize_observations: bool = False
     """Standardise observations by running statistics, which are part of the checkpoint."""
