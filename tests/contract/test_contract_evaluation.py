@@ -23,14 +23,16 @@ from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent
 from rl_training.testing.contract import (
-    PIXEL_TASK,
     TASK,
     build,
     flat_state,
     has_settings,
     make_batch,
+    parts_task,
+    pixel_task,
     random_obs,
     small_config,
+    takes_parts,
     takes_pixels,
 )
 from rl_training.tools.collect import CollectPlan, collect_dataset
@@ -52,7 +54,13 @@ CASES = [
     for settings in ({}, RANDOM, NOISY)
     if has_settings(name, settings)
 ] + [
-    pytest.param(n, PIXEL_TASK, {}, id=f"{n}-pixels") for n in algorithm_names() if takes_pixels(n)
+    pytest.param(name, task(name), {}, id=f"{name}-{kind}")
+    for kind, takes, task in (
+        ("pixels", takes_pixels, pixel_task),
+        ("parts", takes_parts, parts_task),
+    )
+    for name in algorithm_names()
+    if takes(name)
 ]
 
 

@@ -20,6 +20,7 @@ BOTTOM = (
     "errors",
     "validation",
     "foreign_names",
+    "observations",
     "rng",
     "transfer",
     "state",

@@ -23,9 +23,11 @@ from rl_training.algorithms.base import (
     weighted_mean,
 )
 from rl_training.algorithms.config import AlgoConfig
-from rl_training.algorithms.own_encoders import OwnEncoder, own_encoder
+from rl_training.algorithms.own_encoders import OwnEncoder, encoder_of, own_encoder
+from rl_training.algorithms.pixel_config import built_in, features_encoder, reads_parts
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
+from rl_training.models.encoders import EncoderName
 from rl_training.models.layers import ActivationName, WeightsName
 from rl_training.rng import Rng
 from rl_training.state import Stateful
@@ -49,9 +51,11 @@ class ActorCriticConfig(AlgoConfig):
     """Widths of the hidden layers of critics and state values; null uses `hidden_sizes`."""
     activation: ActivationName = "relu"
     """What follows each hidden layer of actor and critics."""
-    encoder: OwnEncoder | None = None
-    """`module:function` that makes each network's features of observations, images among them; null
-    lets the layers read vectors."""
+    encoder: EncoderName | OwnEncoder | None = None
+    """Convolutions for images, a set for each network: `nature`, `impala`, `small`, or null, which
+    goes by their size; or `module:function`, which makes each network's features."""
+    features_dim: PositiveInt | None = 50
+    """Width of the layer after the convolutions of each network; null has none."""
     actor_learning_rate: PositiveFloat | None = None
     """Step size of the actor, and of a learned temperature; null uses that of the critics."""
     tau: Fraction = 0.005
@@ -220,7 +224,6 @@ def networks_of(model_class: type[nn.Module], *more: str) -> Callable[..., dict[
     """
 
     def networks(env: EnvSpec, config: ActorCriticConfig, rng: Rng) -> dict[str, nn.Module]:
-        name = config.encoder
         model = model_class(
             env.obs_dim,
             env.action_dim,
@@ -231,10 +234,21 @@ def networks_of(model_class: type[nn.Module], *more: str) -> Callable[..., dict[
             num_critics=config.num_critics,
             use_layer_norm=config.use_layer_norm,
             weight_init=config.weight_init,
-            encoder=None if name is None else partial(own_encoder, env, name),
+            encoder=_encoder_of_each(env, config),
             rng=rng,
             **{setting: getattr(config, setting) for setting in more},
         )
         return {"model": model}
 
     return networks
+
+
+def _encoder_of_each(env: EnvSpec, config: ActorCriticConfig) -> Callable[[Rng], nn.Module] | None:
+    """Return what builds the encoder of one network; None where its layers read vectors."""
+    own = encoder_of(config)
+    if own is not None:
+        return partial(own_encoder, env, own)
+    if len(env.obs_shape) == 1 and not reads_parts(env):
+        return None
+    sizes = () if config.features_dim is None else (config.features_dim,)
+    return partial(features_encoder, env, built_in(config.encoder), sizes)

@@ -31,8 +31,9 @@ from rl_training.data.normalizer import DiscountedReturns, ReturnScale, RunningN
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
+from rl_training.observations import ObservationSpec
 from rl_training.rng import Rng
-from rl_training.state import Counter, PerSeed, Stateful, require_found
+from rl_training.state import Counter, PerSeed, Stateful, require_found, transient
 from rl_training.validation import Settings, parse
 
 BatchT = TypeVar("BatchT", TransitionBatch, RolloutBatch, SequenceBatch)
@@ -255,6 +256,10 @@ class Learner(Stateful, Generic[BatchT]):
 
     def setup_inputs(self) -> None:
         """Create the statistics: mean 0 and variance 1 until data is seen."""
+        self.obs_parts = _parts_read_by(getattr(self, self.network_names[0]))
+        """What rows of observations hold, where the networks take them apart."""
+        if self.obs_parts is not None:
+            self._is_number = transient(self.obs_parts.is_number(self.device))
         self.normalizes = observations_are_normalized(self.config)
         """Whether the networks see standardised observations."""
         from_data = isinstance(self.config, DatasetSettings)
@@ -298,7 +303,7 @@ class Learner(Stateful, Generic[BatchT]):
             returns: From `initial_returns`; moved on in place.
         """
         if self.counts_observations:
-            self.obs_norm.update(obs)
+            self.obs_norm.update(self.as_floats(obs))
         if returns is not None:
             returns.add(reward, ended, self.config.gamma, self.return_norm)
 
@@ -306,11 +311,21 @@ class Learner(Stateful, Generic[BatchT]):
         """Take mean and variance of a dataset's observations, once per run, before learning."""
         if self.normalizes:
             for rows, weight in buffer.observation_blocks():
-                self.obs_norm.update(rows.expand(self.num_seeds, -1, -1).float(), weight)
+                shown = rows.expand(self.num_seeds, -1, -1)
+                self.obs_norm.update(self.as_floats(shown).float(), weight)
+
+    def as_floats(self, obs: Tensor) -> Tensor:
+        """Return observations in the form that is standardised: rows of bytes as their numbers."""
+        return obs if self.obs_parts is None else self.obs_parts.as_floats(obs)
 
     def normalize(self, obs: Tensor) -> Tensor:
-        """Standardise observations `[S, B, ...]` when asked to."""
-        return self.obs_norm(obs) if self.normalizes else obs
+        """Standardise observations `[S, B, ...]` when asked to; of several parts, the numbers."""
+        if not self.normalizes:
+            return obs
+        if self.obs_parts is None:
+            return self.obs_norm(obs)
+        floats = self.as_floats(obs)
+        return torch.where(self._is_number.value, self.obs_norm(floats), floats)
 
     def scaled(self, reward: Tensor) -> Tensor:
         """Scale rewards `[S, ...]` by the deviation of the return when asked to."""
@@ -575,6 +590,12 @@ def replay_step(learner: AnyLearner, replay: ReplayBuffer, rows: int) -> StepOut
     if batch.index is not None and output.beliefs is not None:
         replay.keep_beliefs(batch.index, output.beliefs)
     return output
+
+
+def _parts_read_by(network: nn.Module) -> ObservationSpec | None:
+    """Return what rows hold that an encoder of the network takes apart; None without one."""
+    parts = (getattr(module, "parts", None) for module in network.modules())
+    return next((part for part in parts if isinstance(part, ObservationSpec)), None)
 
 
 def observations_are_normalized(config: Settings) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import add_weighted, weighted_mean
 from rl_training.algorithms.dqn import DQN, dqn_loss, dqn_networks
-from rl_training.algorithms.own_encoders import OwnEncoder
+from rl_training.algorithms.pixel_config import PixelConfig
 from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.value_based import ValueBasedConfig
@@ -30,8 +30,6 @@ class DiscreteCQLConfig(ValueBasedConfig):
 
     varying: ClassVar[frozenset[str]] = frozenset({"cql_alpha", "cql_temperature"})
 
-    encoder: OwnEncoder | None = None
-    """`module:function` that makes features of vectors; null lets the layers read them."""
     batch_size: PositiveInt = 64
     """Transitions per gradient step and seed."""
     cql_alpha: PositiveFloat = 1.0
@@ -46,7 +44,7 @@ class DiscreteCQL(DQN):
     """Double DQN with conservative values."""
 
     config_class = DiscreteCQLConfig
-    parts = (OfflineToOnlineSettings,)
+    parts = (OfflineToOnlineSettings, PixelConfig)
     config: DiscreteCQLConfig
 
     def td_loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
@@ -84,6 +82,7 @@ SPEC = AlgorithmSpec(
     networks=dqn_networks,
     loop=Loop.OFFLINE,
     action_kinds=("discrete",),
+    obs_ndims=(1, 3),
     counterpart="cql",
     metrics={
         "loss": "Huber loss of the TD error plus the weighted penalty",

@@ -95,7 +95,7 @@ SPEC = AlgorithmSpec(
     networks=networks_of(MLPDiscreteSACModel),
     loop=Loop.OFF_POLICY,
     action_kinds=("discrete",),
-    encoded_ndims=(3,),
+    obs_ndims=(1, 3),
     counterpart="sac",
     metrics={
         **SAC_SPEC.metrics,

@@ -18,7 +18,7 @@ from rl_training.algorithms.base import td_target, weighted_mean
 from rl_training.algorithms.config import part_of
 from rl_training.algorithms.losses import huber
 from rl_training.algorithms.own_encoders import encoder_of
-from rl_training.algorithms.pixel_config import PixelConfig, encoder_for, own_features
+from rl_training.algorithms.pixel_config import PixelConfig, encoder_for, own_features, reads_parts
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.value_based import Exploration, ValueBased, ValueBasedConfig
 from rl_training.data.batch import TransitionBatch
@@ -76,7 +76,7 @@ def dqn_networks(env: EnvSpec, config: ValueBasedConfig, rng: Rng) -> dict[str, 
     noisy = isinstance(config, Exploration) and config.noisy
     streams, activation = {"dueling": config.dueling, "noisy": noisy}, config.activation
     own, sizes = encoder_of(config), config.hidden_sizes
-    if len(env.obs_shape) == 1 and own is None:
+    if len(env.obs_shape) == 1 and own is None and not reads_parts(env):
         shape = (env.obs_dim, env.action_dim)
         vector = MLPQNetwork(*shape, sizes, activation=activation, **streams, rng=rng)
         return {"q_network": vector}

@@ -180,6 +180,7 @@ SPEC = AlgorithmSpec(
     loop=Loop.OFF_POLICY,
     phases=(Phase.IMAGINATION,),
     action_kinds=("continuous",),
+    takes_parts=False,
     metrics=IMAGINING_METRICS
     | {"mbpo_model_loss": "loss of the model at its latest gradient step, summed over members"},
 )

@@ -143,6 +143,7 @@ SPEC = AlgorithmSpec(
     loop=Loop.OFFLINE,
     phases=(Phase.IMAGINATION,),
     action_kinds=("continuous",),
+    takes_parts=False,
     metrics=IMAGINING_METRICS
     | {"mopo_model_loss": "loss of the model at its latest gradient step, summed over members"},
 )

@@ -118,7 +118,7 @@ def own_encoder(env: EnvSpec, name: str, rng: Rng) -> StackedEncoder:
             f"encoder {name!r} is a function that is not loaded, and a file may not load one; "
             f"{advice}"
         )
-    return StackedEncoder(_known[name], env.obs_shape, env.obs_dtype, rng, name)
+    return StackedEncoder(_known[name], env.obs_shape, env.obs_dtype, rng, name, env.observation)
 
 
 _NAME = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_-]*$"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import get_args
 
 from rl_training.algorithms.config import part_of
@@ -12,6 +13,7 @@ from rl_training.models.encoders import (
     EncoderName,
     EncoderOptions,
     MLPEncoder,
+    PartsEncoder,
     PixelEncoder,
     make_encoder,
 )
@@ -76,13 +78,55 @@ def encoder_for(
     options = EncoderOptions(
         hidden_sizes=images.hidden_sizes,
         pixel_sizes=(*(images.features if features is None else features), *more),
-        kind=_BUILT_IN[images.encoder],
+        kind=built_in(images.encoder),
         activation=activation,
         noisy=noisy,
         orthogonal_init=orthogonal_init,
         layer_norm=layer_norm,
     )
+    if reads_parts(env):
+        assert env.observation is not None
+        alone = replace(options, pixel_sizes=images.features if features is None else features)
+        return _with_layers(
+            PartsEncoder(env.observation, alone, rng), images.hidden_sizes, rng, options
+        )
     return make_encoder(env.obs_shape, env.obs_dtype, options, rng)
+
+
+def features_encoder(
+    env: EnvSpec,
+    kind: EncoderName,
+    sizes: Sequence[int],
+    rng: Rng,
+    *,
+    orthogonal_init: bool = False,
+) -> PartsEncoder | PixelEncoder | MLPEncoder:
+    """Build what makes features of images, and of observations of several parts, alone.
+
+    Args:
+        env: The task.
+        kind: Convolutions for images.
+        sizes: Layers after the convolutions.
+        rng: Source of the initial weights.
+        orthogonal_init: Draw orthogonal weights.
+    """
+    options = EncoderOptions(
+        hidden_sizes=(), pixel_sizes=sizes, kind=kind, orthogonal_init=orthogonal_init
+    )
+    if reads_parts(env):
+        assert env.observation is not None
+        return PartsEncoder(env.observation, options, rng)
+    return make_encoder(env.obs_shape, env.obs_dtype, options, rng)
+
+
+def built_in(name: str | None) -> EncoderName:
+    """Return the name of built-in convolutions; None leaves it to the size of the image."""
+    return _BUILT_IN[name or "auto"]
+
+
+def reads_parts(env: EnvSpec) -> bool:
+    """Whether networks take a task's observations apart, as they are more than a vector."""
+    return env.observation is not None and env.observation.needs_encoder
 
 
 def own_features(
@@ -96,21 +140,34 @@ def own_features(
     layer_norm: bool = False,
 ) -> EncodedFeatures:
     """Build the user's encoder `name` and hidden layers of these sizes after it."""
-    first = own_encoder(env, name, rng)
+    options = EncoderOptions(
+        hidden_sizes=sizes,
+        pixel_sizes=(),
+        activation=activation,
+        noisy=noisy,
+        layer_norm=layer_norm,
+    )
+    return _with_layers(own_encoder(env, name, rng), sizes, rng, options)
+
+
+def _with_layers(
+    first: StackedEncoder | PartsEncoder, sizes: Sequence[int], rng: Rng, options: EncoderOptions
+) -> EncodedFeatures:
+    """Put hidden layers of these sizes behind an encoder."""
     layers = MLPEncoder(
         first.embedding_dim,
         sizes,
         rng,
-        activation=activation,
-        noisy=noisy,
-        layer_norm=layer_norm,
+        activation=options.activation,
+        noisy=options.noisy,
+        layer_norm=options.layer_norm,
     )
     return EncodedFeatures(first, layers, layers.embedding_dim)
 
 
 def shared_encoder(
     env: EnvSpec, config: Settings, rng: Rng, activation: ActivationName
-) -> PixelEncoder | StackedEncoder | None:
+) -> PixelEncoder | PartsEncoder | StackedEncoder | None:
     """Build what a policy's networks share; None where they read vectors as they are.
 
     Args:
@@ -122,6 +179,12 @@ def shared_encoder(
     own = encoder_of(config)
     if own is not None:
         return own_encoder(env, own, rng)
+    if reads_parts(env):
+        images = part_of(config, PixelConfig)
+        kind = built_in(images.encoder)
+        parts = features_encoder(env, kind, images.features, rng, orthogonal_init=True)
+        assert isinstance(parts, PartsEncoder)
+        return parts
     if len(env.obs_shape) == 1:
         return None
     encoder = encoder_for(env, config, rng, activation=activation, orthogonal_init=True)

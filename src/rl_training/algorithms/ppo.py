@@ -160,7 +160,7 @@ class PPO(OnPolicyLearner):
         again = prepared_again if self.config.recompute_advantages else None
         summary, steps = self.epochs(data, again)
         if self.normalizes:
-            self.obs_norm.update(batch.obs.flatten(1, 2))
+            self.obs_norm.update(self.as_floats(batch.obs.flatten(1, 2)))
         summary["explained_variance"] = explained_variance(data.value, data.target)
         return StepOutput(summary, num_gradient_steps=steps)
 

@@ -195,6 +195,6 @@ SPEC = AlgorithmSpec(
     loop=Loop.OFF_POLICY,
     action_kinds=("continuous",),
     counterpart="discrete_sac",
-    encoded_ndims=(3,),
+    obs_ndims=(1, 3),
     metrics=SAC_METRICS,
 )

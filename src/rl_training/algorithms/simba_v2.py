@@ -74,6 +74,8 @@ class SimbaV2Config(SACConfig):
     """What follows the hidden layer of each block."""
     encoder: None = None
     """Not to be had: observations are put on the sphere as they are."""
+    features_dim: None = None
+    """Not to be had: there are no convolutions."""
     use_layer_norm: Annotated[
         bool, Field(json_schema_extra={"const": False}), never("features have norm 1 already")
     ] = False
@@ -165,6 +167,7 @@ SPEC = AlgorithmSpec(
     networks=networks_of(SimbaV2Model, "num_bins", "value_range"),
     loop=Loop.OFF_POLICY,
     action_kinds=("continuous",),
+    takes_parts=False,
     metrics={
         "critic_loss": "cross-entropy to the target's distribution, summed over critics",
         "actor_loss": "alpha log pi - Q (see `actor_q`)",

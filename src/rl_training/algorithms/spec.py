@@ -16,7 +16,6 @@ from torch import nn
 
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.config import AlgoConfig
-from rl_training.algorithms.own_encoders import encoder_of
 from rl_training.algorithms.sources import OfflineToOnlineSettings, replay_settings
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError, RLTrainingError, SpecMismatch
@@ -60,8 +59,9 @@ class AlgorithmSpec:
     """Numbers of axes an observation may have."""
     counterpart: str | None = None
     """Name of the same method for the other kind of actions."""
-    encoded_ndims: tuple[int, ...] = ()
-    """Numbers of axes it may have beside, where the user's own encoder makes a vector of them."""
+    takes_parts: bool = True
+    """Whether it takes observations that are more than a vector: images and whole numbers among
+    other parts, a mask of actions."""
     phases: tuple[Phase, ...] = ()
     """What it adds to its loop."""
     eval_deterministic: bool = True
@@ -102,16 +102,21 @@ class AlgorithmSpec:
                 f"{self.name} needs {' or '.join(self.action_kinds)} actions, but {env.env_id} has "
                 f"{env.action_kind} ones; {advice}"
             )
+        parts = env.observation
+        if parts is not None and parts.needs_encoder and not self.takes_parts:
+            raise SpecMismatch(
+                f"{self.name} takes observations that are vectors, but those of {env.env_id} are "
+                f"{parts.described()}; leave images, large whole numbers and masks out with a "
+                "wrapper (env_kwargs.wrappers), or use another method"
+            )
         ndims, ndim = self.obs_ndims, len(env.obs_shape)
         if ndim > 1:
             _refuse_standardized(env, config)
-        if ndim in ndims or (ndim in self.encoded_ndims and encoder_of(config) is not None):
-            return
-        way = " or give an encoder of your own (module:function)" if self.encoded_ndims else ""
-        raise SpecMismatch(
-            f"{self.name} takes observations with {' or '.join(map(str, ndims))} axes, but "
-            f"{env.env_id} has shape {tuple(env.obs_shape)}; flatten them{way}."
-        )
+        if ndim not in ndims:
+            raise SpecMismatch(
+                f"{self.name} takes observations with {' or '.join(map(str, ndims))} axes, but "
+                f"{env.env_id} has shape {tuple(env.obs_shape)}; flatten them"
+            )
 
     def outline(self, env: EnvSpec, config: AlgoConfig, most_tensors: int) -> AnyLearner:
         """Build the learner of one seed without memory: its tensors have shapes and no numbers.

@@ -139,7 +139,7 @@ SPEC = AlgorithmSpec(
     networks=td3_networks,
     loop=Loop.OFF_POLICY,
     action_kinds=("continuous",),
-    encoded_ndims=(3,),
+    obs_ndims=(1, 3),
     metrics={
         "critic_loss": "squared TD error, summed over critics",
         "actor_loss": "-Q of the first critic at the policy's actions",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from rich.console import Console
 from torch import nn
 
@@ -28,6 +28,7 @@ from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import is_hub_name
 from rl_training.models.own_encoder import EncoderFunction
+from rl_training.observations import ObservationLike
 from rl_training.ope.estimate import Source, evaluate_offline
 from rl_training.ope.value import OfflineValue
 from rl_training.resources import preset_names
@@ -325,12 +326,13 @@ class Agent:
         return evaluate_offline(self._agent(), dataset, **options)
 
     def predict(
-        self, obs: ArrayLike, state: ActingState | None = None, deterministic: bool = True
+        self, obs: ObservationLike, state: ActingState | None = None, deterministic: bool = True
     ) -> NDArray[Any]:
         """Choose an action for an observation, or for a batch of them.
 
         Args:
-            obs: One observation, or several.
+            obs: One observation as the task gives it, or several; those of several parts as
+                dictionaries or tuples, whose leaves have one more axis for several.
             state: What a method with a memory or a plan remembers, from `initial_state`; it is
                 moved on in place.  None acts as at the start of an episode.
             deterministic: Take the policy's best action, or sample.

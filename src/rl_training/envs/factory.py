@@ -15,8 +15,10 @@ may hold:
 - `reward_scale: 0.1` and `clip_reward: true` (to [-1, 1]) or `clip_reward: [low, high]`, in this
   order; they change what is learned from, and no return in logs and evaluations.
 
-A Discrete observation becomes one-hot float32 and a Dict of Boxes is flattened, without being
-asked.  `probe_env` checks on a throwaway instance that the result keeps Gymnasium's contract.
+- `action_mask: auto`, `info` or `off`: where the mask of allowed actions comes from.
+
+An observation that is no plain Box becomes a row of its parts (`envs/observing.py`).  `probe_env`
+checks on a throwaway instance that the result keeps Gymnasium's contract.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from gymnasium import spaces
 from rl_training.envs.atari import AtariFrames, AtariLives, AtariOptions, emulator_kwargs
 from rl_training.envs.given import is_given, make_given
 from rl_training.envs.named_modules import import_named
+from rl_training.envs.observing import with_rows
 from rl_training.envs.ogbench import SeededTask, is_ogbench, register_ogbench
 from rl_training.envs.options import (
     PixelOptions,
@@ -52,7 +55,7 @@ from rl_training.envs.options import (
 from rl_training.envs.spec import AnyEnv, EnvSpec, check_reward
 from rl_training.envs.tasks.games import register_games
 from rl_training.envs.tasks.spaces_only import register_spaces_only
-from rl_training.envs.wrappers import OneHotObservation, PixelObservation, RewardTransform
+from rl_training.envs.wrappers import PixelObservation, RewardTransform
 from rl_training.errors import (
     ConfigError,
     EnvError,
@@ -379,20 +382,10 @@ def _wrapped(env: AnyEnv, options: WrapperOptions, env_id: str) -> AnyEnv:
     env = wrapped_by(env, options.chain, env_id)
     if options.pixels is not None:
         env = _with_pixels(env, options.pixels)
-    elif isinstance(env.observation_space, spaces.Discrete):
-        env = OneHotObservation(env)
-    elif _is_dict_of_boxes(env.observation_space):
-        env = gym.wrappers.FlattenObservation(env)
+    env = with_rows(env, env_id, options.action_mask)
     if options.reward_scale != 1.0 or options.clip_reward is not False:
         env = RewardTransform(env, options.reward_scale, *options.reward_bounds)
     return env
-
-
-def _is_dict_of_boxes(space: spaces.Space[Any]) -> bool:
-    if not isinstance(space, spaces.Dict):
-        return False
-    parts = space.spaces.values()
-    return bool(parts) and all(isinstance(part, spaces.Box) for part in parts)
 
 
 def _with_pixels(env: AnyEnv, options: PixelOptions) -> AnyEnv:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rl_training.envs.atari import AtariOptions
 from rl_training.envs.given import PREFIX
 from rl_training.envs.named_modules import import_named
+from rl_training.envs.observing import MaskSource
 from rl_training.envs.spec import AnyEnv
 from rl_training.envs.wrappers import RewardMap
 from rl_training.errors import ConfigError, EnvError, RLTrainingError, described
@@ -26,7 +27,7 @@ from rl_training.validation import Number, suggest
 
 _WRAPPER_KEYS = (
     "chain (a list of wrappers), pixels (resize_shape, frame_stack, channel_first), atari, "
-    "reward_scale and clip_reward"
+    "action_mask, reward_scale and clip_reward"
 )
 Wrap: TypeAlias = Callable[..., AnyEnv]
 """A class of wrappers, or a function that wraps an environment."""
@@ -75,6 +76,8 @@ class WrapperOptions(BaseModel):
     reward_scale: Number = 1.0
     clip_reward: bool | tuple[float, float] = False
     atari: AtariOptions | None = None
+    action_mask: MaskSource = "auto"
+    """Where the mask of allowed actions comes from, see `with_rows`."""
 
     @property
     def reward_bounds(self) -> tuple[float, float]:

@@ -45,6 +45,7 @@ from rl_training.envs.plain import (
 )
 from rl_training.envs.spec import AnyEnv, Array, check_flags, check_reward
 from rl_training.errors import CheckpointError, EnvError, described
+from rl_training.observations import ObservationSpec
 
 ResumeLevel: TypeAlias = Literal["exact", "replay", "restart"]
 Family: TypeAlias = Literal["own", "attributes", "mujoco", "atari", "replay"]
@@ -126,7 +127,7 @@ def _set_wrapper_states(env: AnyEnv, state: State, *, complete: bool) -> None:
 
 def _is_configuration(value: object) -> bool:
     """Whether a value describes how an object was made, so that a fresh instance has the same."""
-    made = (spaces.Space, gym.Env, RegisteredSpec, ModuleType, type)
+    made = (spaces.Space, gym.Env, RegisteredSpec, ModuleType, type, ObservationSpec)
     return isinstance(value, made) or callable(value)
 
 

@@ -10,21 +10,20 @@ from __future__ import annotations
 import copy
 import math
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from rl_training.errors import SpecMismatch
+from rl_training.observations import NumberType, ObservationSpec
 from rl_training.validation import PositiveInt
 
 Array: TypeAlias = npt.NDArray[Any]
 AnyEnv: TypeAlias = gym.Env[Any, Any]
-_NumberType = Annotated[str, Field(pattern=r"^(bool|u?int(8|16|32|64)|float(16|32|64|96|128))$")]
-"""NumPy name of a type of numbers, never of objects or structures."""
 _FLAGS = frozenset({bool, np.bool_})
 
 
@@ -111,7 +110,7 @@ class EnvSpec(BaseModel):
     env_id: str
     """Registered id, or `module:Class` for an own environment."""
     obs_shape: tuple[PositiveInt, ...]
-    obs_dtype: _NumberType
+    obs_dtype: NumberType
     """NumPy name of the dtype the environment gives, for example `float32`, `float64` or "
     "`uint8`."""
     action_kind: Literal["discrete", "continuous"]
@@ -121,7 +120,7 @@ class EnvSpec(BaseModel):
     """Number of discrete actions; None for continuous ones."""
     action_start: int = 0
     """The environment's name for the learner's discrete action 0."""
-    action_dtype: _NumberType
+    action_dtype: NumberType
     action_low: tuple[float, ...] | None = None
     """Lower bounds, flattened; None in checkpoints of a time when a box without bounds was taken:
     actions then pass unscaled."""
@@ -133,6 +132,8 @@ class EnvSpec(BaseModel):
     """Frames that an image shows along its channels, newest last; 1 where they are not stacked."""
     reward_threshold: float | None = None
     """Return at which the task counts as solved, where its authors say so."""
+    observation: ObservationSpec | None = None
+    """Parts of an observation, of which `obs_shape` is the row; None where it is a single array."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> EnvSpec:
@@ -142,12 +143,51 @@ class EnvSpec(BaseModel):
         for bound in (self.action_low, self.action_high):
             if bound is not None and len(bound) != math.prod(self.action_shape):
                 raise ValueError(f"{len(bound)} bounds for actions of shape {self.action_shape}")
+        parts = self.observation
+        if parts is not None and (self.obs_shape, self.obs_dtype) != (
+            (parts.width,),
+            str(parts.dtype),
+        ):
+            raise ValueError(f"rows of {self.obs_shape} {self.obs_dtype} for {parts.described()}")
         return self
 
     @property
+    def obs_in_bytes(self) -> bool:
+        """Whether observations are kept as bytes: images, and rows that hold one."""
+        if self.observation is not None:
+            return self.observation.in_bytes
+        return self.obs_dtype == "uint8" and len(self.obs_shape) == 3
+
+    @property
+    def learner_dtype(self) -> np.dtype[Any]:
+        """Type in which a learner is given single observations and batches of them."""
+        if self.obs_in_bytes:
+            return np.dtype(np.uint8)
+        return np.dtype(np.float32 if len(self.obs_shape) == 1 else self.obs_dtype)
+
+    def example_observations(self, count: int, seed: int) -> Array:
+        """Draw observations `[count, ...]`: normal numbers, or every value of an image or flag."""
+        generator = np.random.default_rng(seed)
+        if self.observation is not None:
+            return self.observation.examples(count, generator)
+        shape, dtype = (count, *self.obs_shape), self.learner_dtype
+        if dtype.kind == "f":
+            return (2 * generator.standard_normal(shape)).astype(dtype)
+        limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+        low, high = (limits.min, limits.max) if limits is not None else (0, 1)
+        return generator.integers(low, high, size=shape, endpoint=True).astype(dtype)
+
+    @property
+    def mask_size(self) -> int:
+        """Entries of the mask of allowed actions at the end of each observation; 0 without one."""
+        return 0 if self.observation is None else self.observation.mask_size
+
+    @property
     def obs_dim(self) -> int:
-        """Entries of one flattened observation."""
-        return math.prod(self.obs_shape)
+        """Numbers of one observation, as networks may read them one by one."""
+        return (
+            math.prod(self.obs_shape) if self.observation is None else self.observation.num_floats
+        )
 
     @property
     def action_dim(self) -> int:
@@ -200,6 +240,7 @@ class EnvSpec(BaseModel):
             max_episode_steps=_max_episode_steps(env),
             frame_stack=_frame_stack(env),
             reward_threshold=None if registered is None else registered.reward_threshold,
+            observation=_observation(env),
             **_action_fields(env.action_space, env_id),
         )
 
@@ -216,6 +257,13 @@ class EnvSpec(BaseModel):
                     f"the checkpoint was trained on {trained.env_id} with {name} {left}, but "
                     f"{self.env_id} has {right}; {advice}"
                 )
+        theirs, ours = trained.observation, self.observation
+        # Checkpoints of a time when rows had no names have none.
+        if theirs is not None and ours is not None and theirs != ours:
+            raise SpecMismatch(
+                f"the checkpoint was trained on {trained.env_id}, whose observations are "
+                f"{theirs.described()}, but those of {self.env_id} are {ours.described()}; {advice}"
+            )
 
 
 def check_flags(terminated: object, truncated: object) -> None:
@@ -252,11 +300,9 @@ def _checked_obs_space(space: spaces.Space[Any], env_id: str) -> spaces.Box:
         _require_entries(space, "observation", env_id)
         return space
     raise SpecMismatch(
-        f"environment {env_id}: observation space {space} cannot be used, only Box can; Discrete "
-        "and Dict of "
-        "Box are converted when the environment is made by rl_training.envs.make_env, for others "
-        "wrap the "
-        f"environment, for instance in gymnasium.wrappers.FlattenObservation"
+        f"environment {env_id}: observation space {space} cannot be used; make the environment "
+        "with rl_training.envs.make_env, which takes Box, Discrete, MultiDiscrete, MultiBinary, "
+        "and Dict and Tuple of these"
     )
 
 
@@ -318,6 +364,17 @@ def _frame_stack(env: AnyEnv) -> int:
             return int(vars(layer)["frame_stack"])
         layer = layer.env
     return 1
+
+
+def _observation(env: AnyEnv) -> ObservationSpec | None:
+    """The parts of which a wrapper makes rows; None where no wrapper does."""
+    layer: AnyEnv = env
+    while isinstance(layer, gym.Wrapper):
+        parts = vars(layer).get("observation_parts")
+        if isinstance(parts, ObservationSpec):
+            return parts
+        layer = layer.env
+    return None
 
 
 def _max_episode_steps(env: AnyEnv) -> int | None:

@@ -1,4 +1,4 @@
-"""Wrappers that the factory applies: one-hot and pixel observations, reward transforms.
+"""Wrappers that the factory applies: pixel observations and reward transforms.
 
 Each keeps its state in plain attributes (numbers and arrays), so a snapshot of the chain stays
 exact.
@@ -15,24 +15,6 @@ from gymnasium import spaces
 
 from rl_training.envs.spec import AnyEnv, Array
 from rl_training.errors import EnvError
-
-
-class OneHotObservation(gym.ObservationWrapper[Array, Any, Any]):
-    """A Discrete observation as a float32 one-hot vector."""
-
-    def __init__(self, env: AnyEnv) -> None:
-        super().__init__(env)
-        space = env.observation_space
-        assert isinstance(space, spaces.Discrete)
-        self._size = int(space.n)
-        self._start = int(space.start)
-        self.observation_space = spaces.Box(0.0, 1.0, (self._size,), np.float32)
-
-    def observation(self, observation: Any) -> Array:
-        """One at the index of the observation, zero elsewhere."""
-        encoded = np.zeros(self._size, dtype=np.float32)
-        encoded[int(observation) - self._start] = 1.0
-        return encoded
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from rl_training.models.heads import (
     gumbel_sample,
 )
 from rl_training.models.layers import ActivationName, StackedMLP, WeightsName
-from rl_training.models.own_encoder import EncodedMLP, StackedEncoder
+from rl_training.models.own_encoder import EncodedMLP
 from rl_training.rng import Rng
 
 
@@ -54,7 +54,7 @@ class ActorWithCritics(nn.Module):
         num_critics: int = 2,
         use_layer_norm: bool = False,
         weight_init: WeightsName = "uniform",
-        encoder: Callable[[Rng], StackedEncoder] | None = None,
+        encoder: Callable[[Rng], Any] | None = None,
         rng: Rng | None = None,
     ) -> None:
         """Build the networks.

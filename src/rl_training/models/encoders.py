@@ -29,9 +29,12 @@ from rl_training.models.layers import (
     max_pool,
 )
 from rl_training.models.layers import orthogonal_init as orthogonal
+from rl_training.observations import ObservationSpec
 from rl_training.rng import Rng
 
 EncoderName: TypeAlias = Literal["auto", "nature", "impala", "small"]
+EMBEDDING_WIDTH = 32
+"""Entries of the vector that stands for a whole number."""
 SMALLEST_FOR_NATURE = 36
 """Height and width from which three strided convolutions leave an image."""
 
@@ -223,6 +226,71 @@ class PixelEncoder(nn.Module):
             x = layer(x)
             x = self.activation(self.norms[index](x) if self.norms else x)
         return x.float()
+
+
+class PartsEncoder(nn.Module):
+    """The features of an observation of several parts, given as a row, one behind the other.
+
+    Images go through convolutions of their own and whole numbers through embeddings; real numbers,
+    flags and one-hot vectors are features as they are.  The mask of actions is none.
+    """
+
+    def __init__(self, parts: ObservationSpec, image_options: EncoderOptions, rng: Rng) -> None:
+        """Build the encoders of the parts.
+
+        Args:
+            parts: What a row holds.
+            image_options: How an image becomes features.
+            rng: Source of the initial weights; its number of seeds is S.
+        """
+        super().__init__()
+        self.parts = parts
+        self.images, self.tables = nn.ModuleDict(), nn.ModuleDict()
+        self.obs_dim, self.embedding_dim = parts.num_floats, 0
+        for index, leaf in enumerate(parts.leaves):
+            if leaf.kind == "image":
+                image = make_encoder(leaf.row_shape, leaf.dtype, image_options, rng)
+                self.images[str(index)] = image
+                self.embedding_dim += image.embedding_dim
+            elif leaf.kind == "index":
+                table = StackedEmbedding(leaf.sizes, rng)
+                self.tables[str(index)] = table
+                self.embedding_dim += table.embedding_dim
+            elif leaf.kind != "mask":
+                self.embedding_dim += math.prod(leaf.row_shape)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Embed rows `[S, B, W]`, giving `[S, B, E]`."""
+        values = self.parts.split(rows)
+        features = []
+        for index, leaf in enumerate(self.parts.leaves):
+            value, key = values[leaf.name], str(index)
+            if leaf.kind == "image":
+                features.append(self.images[key](value))
+            elif leaf.kind == "index":
+                features.append(self.tables[key](value))
+            elif leaf.kind != "mask":
+                features.append(value.flatten(2))
+        return torch.cat(features, -1)
+
+
+class StackedEmbedding(nn.Module):
+    """A learned vector for each value of several whole numbers, for S seeds."""
+
+    def __init__(self, sizes: Sequence[int], rng: Rng, width: int = EMBEDDING_WIDTH) -> None:
+        super().__init__()
+        self.embedding_dim = width * len(sizes)
+        self.tables = nn.ParameterList(rng.normal(size, width) for size in sizes)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Embed numbers `[S, B, K]` that count from 0, giving `[S, B, K * width]`."""
+        vectors = []
+        for index, table in zip(numbers.unbind(-1), self.tables, strict=True):
+            every = torch.arange(table.shape[1], device=index.device)
+            # A product rather than a look-up, whose gradient would be summed in any order.
+            chosen = (index.unsqueeze(-1) == every).to(table.dtype)  # [S, B, values]
+            vectors.append(torch.bmm(chosen, table))
+        return torch.cat(vectors, -1)
 
 
 def check_image(shape: Sequence[int], kind: EncoderName) -> Literal["nature", "impala", "small"]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +19,13 @@ from torch.func import functional_call
 
 from rl_training.errors import SpecMismatch, described
 from rl_training.models.layers import StackedMLP
+from rl_training.observations import ObservationSpec
 from rl_training.rng import Rng
 
-EncoderFunction = Callable[[tuple[int, ...]], nn.Module]
-"""Makes the encoder of one network from the shape of an observation."""
+Shape: TypeAlias = tuple[int, ...] | dict[str, tuple[int, ...]]
+"""Shape of an observation; by name where it has several parts."""
+EncoderFunction = Callable[[Any], nn.Module]
+"""Makes the encoder of one network from the `Shape` of an observation."""
 _TRIED = 3
 """Observations of a trial; no other size that occurs, so that a wrong axis shows."""
 
@@ -36,6 +40,7 @@ class StackedEncoder(nn.Module):
         obs_dtype: str,
         rng: Rng,
         name: str,
+        parts: ObservationSpec | None = None,
     ) -> None:
         """Make one module per seed and stack them.
 
@@ -45,13 +50,15 @@ class StackedEncoder(nn.Module):
             obs_dtype: Its type; uint8 images are shown as numbers in [0, 1].
             rng: Source of the initial weights; its number of seeds is S.
             name: How a message calls the function.
+            parts: What a row holds, where observations are of several parts: the function takes
+                the shapes of the parts by name, its module their values by name.
 
         Raises:
             SpecMismatch: When the function fails, or its module is none that can be trained here.
         """
         super().__init__()
-        self.scale = 1 / 255 if obs_dtype == "uint8" else None
-        shape, on_meta = tuple(obs_shape), rng.device.type == "meta"
+        self.scale, self.parts = 1 / 255 if obs_dtype == "uint8" else None, parts
+        shape, on_meta = _shown_shape(obs_shape, parts), rng.device.type == "meta"
         modules = []
         for seed in rng.foreign_seeds():
             with _own_generator(seed):
@@ -59,29 +66,40 @@ class StackedEncoder(nn.Module):
                     _outlined(make, shape, name) if on_meta else _made(make, shape, name)
                 )
             modules.append(module.to(rng.device))
-        self.obs_dim, self.embedding_dim = math.prod(shape), width
+        self.obs_dim = math.prod(obs_shape) if parts is None else parts.num_floats
+        self.embedding_dim = width
         self.network = modules[0]
         for kind in ("_parameters", "_buffers"):
             _stack_into(modules, kind)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Embed observations `[S, B, ...]`, giving `[S, B, E]`."""
-        x = obs.to(torch.float32)
-        x = x if self.scale is None else x * self.scale
         held = _places(self.network)
-        rows = x.unbind(0)
         embedded = []
-        for seed, row in enumerate(rows):
+        for seed, shown in enumerate(self._by_seed(obs)):
             own = {name: tensor[seed] for name, tensor in held.items()}
             # Ties are among the places; tied once more, PyTorch would not put them back.
-            embedded.append(functional_call(self.network, own, (row,), tie_weights=False))
+            embedded.append(functional_call(self.network, own, (shown,), tie_weights=False))
         return torch.stack(embedded).float()
+
+    def _by_seed(self, obs: Tensor) -> list[Tensor] | list[dict[str, Tensor]]:
+        """Return what the module of each seed is shown."""
+        if self.parts is None:
+            x = obs.to(torch.float32)
+            return list((x if self.scale is None else x * self.scale).unbind(0))
+        values = self.parts.split(obs)
+        shown = {}
+        for leaf in self.parts.leaves:
+            scale = 1 / 255 if leaf.kind == "image" and leaf.dtype == "uint8" else 1.0
+            if leaf.kind != "mask":
+                shown[leaf.name] = values[leaf.name].to(torch.float32) * scale
+        return [{name: value[seed] for name, value in shown.items()} for seed in range(len(obs))]
 
 
 class EncodedMLP(nn.Module):
     """An encoder, and layers that read its features with whatever stands beside them."""
 
-    def __init__(self, encoder: StackedEncoder, layers: StackedMLP) -> None:
+    def __init__(self, encoder: nn.Module, layers: StackedMLP) -> None:
         super().__init__()
         self.encoder, self.layers = encoder, layers
 
@@ -96,7 +114,7 @@ class EncodedMLP(nn.Module):
 class EncodedFeatures(nn.Module):
     """An encoder and the hidden layers after it, as one encoder."""
 
-    def __init__(self, encoder: StackedEncoder, layers: nn.Module, embedding_dim: int) -> None:
+    def __init__(self, encoder: Any, layers: nn.Module, embedding_dim: int) -> None:
         super().__init__()
         self.encoder, self.layers = encoder, layers
         self.obs_dim, self.embedding_dim = encoder.obs_dim, embedding_dim
@@ -115,7 +133,28 @@ def _own_generator(seed: int) -> Iterator[None]:
         yield
 
 
-def _made(make: EncoderFunction, shape: tuple[int, ...], name: str) -> tuple[nn.Module, int]:
+def _called(shape: Shape) -> str:
+    """Describe what a module is given."""
+    if isinstance(shape, tuple):
+        return f"[batch, {', '.join(map(str, shape))}] float32"
+    parts = ", ".join(f"{name} {['batch', *part]}" for name, part in shape.items())
+    return f"a dict of float32 tensors ({parts})"
+
+
+def _shown_shape(obs_shape: Sequence[int], parts: ObservationSpec | None) -> Shape:
+    if parts is None:
+        return tuple(obs_shape)
+    return {leaf.name: leaf.row_shape for leaf in parts.leaves if leaf.kind != "mask"}
+
+
+def _zeros(shape: Shape) -> Tensor | dict[str, Tensor]:
+    """Return a few observations to try a module on."""
+    if isinstance(shape, tuple):
+        return torch.zeros(_TRIED, *shape)
+    return {name: torch.zeros(_TRIED, *part) for name, part in shape.items()}
+
+
+def _made(make: EncoderFunction, shape: Shape, name: str) -> tuple[nn.Module, int]:
     """Make a module that can be trained here; returns the width of its features too."""
     with torch.device("cpu"):
         module, width = _tried(make, shape, name)
@@ -123,7 +162,7 @@ def _made(make: EncoderFunction, shape: tuple[int, ...], name: str) -> tuple[nn.
     return module, width
 
 
-def _outlined(make: EncoderFunction, shape: tuple[int, ...], name: str) -> tuple[nn.Module, int]:
+def _outlined(make: EncoderFunction, shape: Shape, name: str) -> tuple[nn.Module, int]:
     """Make a module without memory, or, where it needs numbers to be made, with it."""
     try:
         with torch.device("meta"):
@@ -132,7 +171,7 @@ def _outlined(make: EncoderFunction, shape: tuple[int, ...], name: str) -> tuple
         return _made(make, shape, name)
 
 
-def _tried(make: EncoderFunction, shape: tuple[int, ...], name: str) -> tuple[nn.Module, int]:
+def _tried(make: EncoderFunction, shape: Shape, name: str) -> tuple[nn.Module, int]:
     """Make a module and show it a few observations; returns the width of its features too."""
     try:
         module: object = make(shape)
@@ -147,11 +186,11 @@ def _tried(make: EncoderFunction, shape: tuple[int, ...], name: str) -> tuple[nn
         )
     try:
         with torch.no_grad():
-            features: object = module(torch.zeros(_TRIED, *shape))
+            features: object = module(_zeros(shape))
     except (Exception, SystemExit) as error:
         raise SpecMismatch(
             f"encoder {name} failed on {_TRIED} observations of shape {shape} "
-            f"({described(error)}); its module takes [batch, {', '.join(map(str, shape))}] float32 "
+            f"({described(error)}); its module takes {_called(shape)} "
             "and returns [batch, features]"
         ) from error
     if not isinstance(features, Tensor) or features.ndim != 2 or features.shape[0] != _TRIED:
@@ -166,7 +205,7 @@ def _tried(make: EncoderFunction, shape: tuple[int, ...], name: str) -> tuple[nn
     return module, features.shape[1]
 
 
-def _require_function(module: nn.Module, shape: tuple[int, ...], name: str) -> None:
+def _require_function(module: nn.Module, shape: Shape, name: str) -> None:
     """Refuse a module that draws random numbers or remembers what it was shown.
 
     An update is repeatable, and a seed trains in a group as it does alone; PyTorch's generator,
@@ -175,7 +214,7 @@ def _require_function(module: nn.Module, shape: tuple[int, ...], name: str) -> N
     before = {key: tensor.clone() for key, tensor in module.named_buffers()}
     drawn = torch.get_rng_state()
     with torch.no_grad():
-        module(torch.zeros(_TRIED, *shape))
+        module(_zeros(shape))
     if not torch.equal(drawn, torch.get_rng_state()):
         raise SpecMismatch(
             f"encoder {name} draws random numbers when it is called, which no checkpoint could "

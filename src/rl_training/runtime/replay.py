@@ -58,10 +58,8 @@ def make_replay(
     """
     if isinstance(config, SequenceReplay):
         kind: Callable[..., ReplayBuffer] = RecurrentReplayBuffer
-        dtype = torch.uint8 if _has_images(spec) else torch.float32
         extra: dict[str, Any] = {
             "sequence_length": config.batch_length,
-            "obs_dtype": dtype,
             "belief_size": learner.belief_size if config.stored_latents else 0,
             "newest_first": config.newest_first,
         }
@@ -96,7 +94,6 @@ def _of_transitions(
         extra |= {
             "frame_stack": spec.frame_stack,
             "max_episode_steps": spec.max_episode_steps,
-            "obs_dtype": torch.uint8,
         }
     return kind, extra
 
@@ -112,12 +109,9 @@ def _drawing(config: ReplaySettings) -> dict[str, Any]:
 
 
 def _keeps_frames(config: ReplaySettings, spec: EnvSpec) -> bool:
-    """Tell whether frames are kept once: of images, where no prior data stands beside them."""
-    return _has_images(spec) and not isinstance(config, PriorSettings)
-
-
-def _has_images(spec: EnvSpec) -> bool:
-    return spec.obs_dtype == "uint8" and len(spec.obs_shape) == 3
+    """Tell whether frames are kept once: of images alone, with no prior data beside them."""
+    images = spec.obs_in_bytes and spec.observation is None
+    return images and not isinstance(config, PriorSettings)
 
 
 def _replay(
@@ -138,6 +132,7 @@ def _replay(
         spec.obs_shape,
         () if discrete else (spec.action_dim,),
         action_dtype=torch.int64 if discrete else torch.float32,
+        obs_dtype=torch.uint8 if spec.obs_in_bytes else torch.float32,
         num_envs=num_envs,
         seeds=learner.seeds,
         gamma=learner.config.gamma,
@@ -149,13 +144,14 @@ def _replay(
 def _row_bytes(config: ReplaySettings, spec: EnvSpec, learner: AnyLearner) -> int:
     """Return the memory of one transition; the extra frames of a frame replay are few."""
     size = math.prod(spec.obs_shape)
+    entry = 1 if spec.obs_in_bytes else 4
     if isinstance(config, SequenceReplay):
         size += size // SHARE_OF_STARTS
         belief = 2 * learner.belief_size + 8 if config.stored_latents else 0
-        return size * (1 if _has_images(spec) else 4) + 4 * (spec.action_dim + 4) + belief
+        return size * entry + 4 * (spec.action_dim + 4) + belief
     if _keeps_frames(config, spec):
         return size // spec.frame_stack + 4 * 5 + 8
-    return 4 * (2 * size + spec.action_dim + 3)
+    return 2 * size * entry + 4 * (spec.action_dim + 3)
 
 
 def _free_bytes(device: torch.device) -> int:

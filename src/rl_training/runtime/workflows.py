@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.algorithms.base import ActingState, AnyLearner
@@ -33,6 +33,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.hub import fetched, hub_name
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import is_hub_name, run_lock
+from rl_training.observations import ObservationLike
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.checkpoints.resume import (
     Warn,
@@ -84,12 +85,17 @@ class LoadedAgent:
             probe_env(self.config.env_id, env_kwargs)  # whatever it names is there from now on
 
     def predict(
-        self, obs: ArrayLike, state: ActingState | None = None, *, deterministic: bool = True
+        self,
+        obs: ObservationLike,
+        state: ActingState | None = None,
+        *,
+        deterministic: bool = True,
     ) -> NDArray[Any]:
         """Choose an action for an observation, or for each of a batch, in the task's units.
 
         Args:
-            obs: One observation, or several.
+            obs: One observation as the task gives it, or several; those of several parts as
+                dictionaries or tuples, whose leaves have one more axis for several.
             state: What the learner remembers of the episodes in progress, one for each
                 observation; it is moved on in place.  None acts as at the start of episodes.
             deterministic: Take the policy's best action, or sample.
@@ -97,13 +103,25 @@ class LoadedAgent:
         Raises:
             DataError: When the observation has another shape than the task's.
         """
-        shape = tuple(self.env_spec.obs_shape)
+        batch, single = self._batch_of(obs)
+        with torch.inference_mode():
+            obs_tensor = torch.from_numpy(np.ascontiguousarray(batch)).to(self.learner.device)
+            action = self._chosen(obs_tensor.unsqueeze(0), state, deterministic)
+        actions: NDArray[Any] = self.env_spec.scale_action(action[0].cpu().numpy())
+        return actions[0] if single else actions
+
+    def _batch_of(self, obs: Any) -> tuple[NDArray[Any], bool]:
+        """Return observations as a batch, and whether a single one was given."""
+        spec = self.env_spec
+        if spec.observation is not None:
+            return spec.observation.pack_given(obs)
+        shape = tuple(spec.obs_shape)
         try:
             given = np.asarray(obs)
             if given.dtype.kind not in "biuf":
                 raise TypeError(given.dtype)
             with np.errstate(over="ignore"):  # infinity is refused below
-                array = given.astype(np.float32 if len(shape) == 1 else self.env_spec.obs_dtype)
+                array = given.astype(spec.learner_dtype)
         except (TypeError, ValueError, OverflowError):
             raise DataError(
                 f"the observation must be numbers of shape {shape}, got {str(obs)[:80]!r}"
@@ -112,16 +130,12 @@ class LoadedAgent:
         batch = array[None] if single else array
         if batch.ndim != len(shape) + 1 or batch.shape[1:] != shape:
             raise DataError(
-                f"the observation has shape {array.shape}; {self.env_spec.env_id} needs {shape}, "
+                f"the observation has shape {array.shape}; {spec.env_id} needs {shape}, "
                 f"or {('batch', *shape)} for several at once"
             )
         if not np.isfinite(batch).all():
             raise DataError("the observation holds NaN or infinity")
-        with torch.inference_mode():
-            obs_tensor = torch.from_numpy(np.ascontiguousarray(batch)).to(self.learner.device)
-            action = self._chosen(obs_tensor.unsqueeze(0), state, deterministic)
-        actions: NDArray[Any] = self.env_spec.scale_action(action[0].cpu().numpy())
-        return actions[0] if single else actions
+        return batch, single
 
     def _chosen(self, obs: Tensor, state: ActingState | None, deterministic: bool) -> Tensor:
         learner = self.learner
@@ -342,7 +356,7 @@ def _play(
 
 
 def predict_from_checkpoint(
-    path: str | Path, obs: ArrayLike, *, deterministic: bool = True, device: str = "auto"
+    path: str | Path, obs: ObservationLike, *, deterministic: bool = True, device: str = "auto"
 ) -> NDArray[Any]:
     """Load a checkpoint and choose an action; keep a `LoadedAgent` to do so more than once."""
     return load_agent(path, device=device).predict(obs, deterministic=deterministic)

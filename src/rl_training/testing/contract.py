@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -117,7 +119,6 @@ def names_under_test() -> tuple[str, ...]:
 Batch = TransitionBatch | RolloutBatch | SequenceBatch
 TASK = {"continuous": "Pendulum-v1", "discrete": "CartPole-v1"}
 PIXEL_TASK = "rl_training/Catch-v0"
-IMAGE_TASK = f"{__name__}:CatchImages"
 
 
 class CatchImages(Catch):
@@ -131,10 +132,121 @@ class CatchImages(Catch):
         return np.ascontiguousarray(super()._obs().transpose(1, 2, 0))
 
 
+class SteeredImages(CatchImages):
+    """The same, steered by a continuous action."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space: Any = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def step(self, action: Any) -> Any:
+        """Stay near 0, else move to its side."""
+        side = float(np.ravel(action)[0])
+        return super().step(0 if abs(side) < 1 / 3 else 1 if side < 0 else 2)
+
+
+class SteeredCatch(SteeredImages):
+    """Catch, steered by a continuous action."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, (2, 10, 10), np.uint8)
+
+    def _obs(self) -> Any:
+        return Catch._obs(self)
+
+
+class Parts(gym.Env[dict[str, Any], Any]):
+    """Random observations of every kind of part, and a reward for large actions."""
+
+    def __init__(self, *, discrete: bool = True, large: bool = True) -> None:
+        """Set the task up.
+
+        Args:
+            discrete: Whether actions are.
+            large: Whether the observation is more than a vector.
+        """
+        numbers = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+        whole = spaces.Discrete(4, start=1)
+        parts: dict[str, Any] = {
+            "state": spaces.Tuple((numbers, whole)),
+            "keys": spaces.MultiBinary(2),
+            "tools": spaces.MultiDiscrete([2, 3]),
+        }
+        if large:
+            parts |= {
+                "camera": spaces.Box(0, 255, (6, 6, 3), np.uint8),
+                "room": spaces.Discrete(600),
+            }
+        self.observation_space = spaces.Dict(parts)
+        self.action_space: Any = spaces.Discrete(3)
+        if not discrete:
+            self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self._time = 0
+
+    def _obs(self) -> dict[str, Any]:
+        draw = self.np_random.integers
+        values = {
+            "state": (self.np_random.normal(size=3), int(draw(1, 5))),
+            "keys": draw(0, 2, 2).astype(np.int8),
+            "tools": draw(0, [2, 3]),
+            "camera": draw(0, 256, (6, 6, 3)).astype(np.uint8),
+            "room": int(draw(600)),
+        }
+        space = self.observation_space
+        assert isinstance(space, spaces.Dict)
+        return {name: values[name] for name in space.spaces}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin an episode of 20 steps."""
+        super().reset(seed=seed, options=options)
+        self._time = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        """Pay the sum of the action."""
+        self._time += 1
+        return self._obs(), float(np.sum(action)), self._time >= 20, False, {}
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what the next steps depend on, beside the generator."""
+        return {"time": self._time}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._time = state["time"]
+
+
+class SteeredParts(Parts):
+    """The same with continuous actions."""
+
+    def __init__(self) -> None:
+        super().__init__(discrete=False)
+
+
+def pixel_task(algo: str) -> str:
+    """Return a task of images whose actions an algorithm takes."""
+    discrete = "discrete" in get_algorithm_spec(algo).action_kinds
+    return PIXEL_TASK if discrete else f"{__name__}:SteeredCatch"
+
+
+def image_task(algo: str) -> str:
+    """Return the same with images whose channels come last."""
+    discrete = "discrete" in get_algorithm_spec(algo).action_kinds
+    return f"{__name__}:{'CatchImages' if discrete else 'SteeredImages'}"
+
+
+def parts_task(algo: str) -> str:
+    """Return a task whose observations have every kind of part, and whose actions it takes."""
+    discrete = "discrete" in get_algorithm_spec(algo).action_kinds
+    return f"{__name__}:{'Parts' if discrete else 'SteeredParts'}"
+
+
 def small_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:
     """Return settings that make an algorithm quick, with changes."""
     fields = spec.config_class.model_fields
-    small = {k: v for k, v in SMALL.items() if k in fields}
+    has = {k: v for k, v in fields.items() if v.annotation is not type(None)}  # None alone is none
+    small = {k: v for k, v in SMALL.items() if k in has}
     small |= {k: v for k, v in AT_MOST.items() if k in fields and fields[k].default > v}
     small |= {k: v for k, v in OWN_WIDTHS.items() if k in fields and fields[k].default is not None}
     if "renorm_momentum" in fields:
@@ -234,6 +346,9 @@ def _one_seed(algo: str, env: EnvSpec, seed: int, key: int) -> Batch:
 def random_obs(env: EnvSpec, lead: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Draw observations `[*lead, ...]` of the type that the task gives."""
     shape = (*lead, *env.obs_shape)
+    if env.observation is not None:
+        key = int(torch.randint(2**31, (), generator=generator))
+        return torch.from_numpy(env.example_observations(math.prod(lead), key)).view(shape)
     if env.obs_dtype == "uint8":
         return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
     return torch.randn(shape, generator=generator)
@@ -242,6 +357,11 @@ def random_obs(env: EnvSpec, lead: tuple[int, ...], generator: torch.Generator) 
 def takes_pixels(algo: str) -> bool:
     """Tell whether an algorithm takes images."""
     return 3 in get_algorithm_spec(algo).obs_ndims
+
+
+def takes_parts(algo: str) -> bool:
+    """Tell whether an algorithm takes observations that are more than a vector."""
+    return get_algorithm_spec(algo).takes_parts
 
 
 class _NoHostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here

@@ -40,8 +40,11 @@ from rl_training.testing.contract import (
     build,
     has_settings,
     names_under_test,
+    parts_task,
+    pixel_task,
     rate_name,
     small_config,
+    takes_parts,
     takes_pixels,
     varying_values,
 )
@@ -156,7 +159,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         *([{"online": {"buffer_capacity": 400}}] if continues_online(name) else []),
         *OWN_WAYS.get(name, []),
         {"varied": grid_of(name)},
-        *([{"task": PIXEL_TASK}] if takes_pixels(name) else []),
+        *([{"task": pixel_task(name)}] if takes_pixels(name) else []),
+        *([{"task": parts_task(name)}] if takes_parts(name) else []),
     )
 ]
 

@@ -16,7 +16,6 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.recorder import FOLD_AFTER, MetricRecorder
 from rl_training.state import Stateful
 from rl_training.testing.contract import (
-    PIXEL_TASK,
     TASK,
     above_rounding,
     assert_member_equals,
@@ -25,15 +24,18 @@ from rl_training.testing.contract import (
     make_batch,
     names_under_test,
     no_host_reads,
+    parts_task,
+    pixel_task,
     random_obs,
+    takes_parts,
     takes_pixels,
 )
 
 CASES = [
-    (name, TASK[kind])
-    for name in names_under_test()
-    for kind in get_algorithm_spec(name).action_kinds
-] + [(name, PIXEL_TASK) for name in names_under_test() if takes_pixels(name)]
+    *((n, TASK[kind]) for n in names_under_test() for kind in get_algorithm_spec(n).action_kinds),
+    *((n, pixel_task(n)) for n in names_under_test() if takes_pixels(n)),
+    *((n, parts_task(n)) for n in names_under_test() if takes_parts(n)),
+]
 every_case = pytest.mark.parametrize(("algo", "task"), CASES)
 
 
@@ -190,7 +192,7 @@ def test_acting_deterministically_leaves_the_state_alone(algo: str, task: str) -
     learner, env = build(algo, task=task)
     before = flat_state(learner.state_dict())
     with torch.inference_mode():
-        learner.act(torch.zeros(1, 3, *env.obs_shape), explore=False)
+        learner.act(random_obs(env, (1, 3), torch.Generator()), explore=False)
     assert compare_states(before, flat_state(learner.state_dict())) == []
 
 

@@ -18,12 +18,14 @@ from rl_training.runtime.threads import thread_count
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent, predict_from_checkpoint, resume_training
 from rl_training.testing.contract import (
-    IMAGE_TASK,
     TASK,
     flat_state,
     has_settings,
+    image_task,
     names_under_test,
+    parts_task,
     small_config,
+    takes_parts,
     takes_pixels,
 )
 
@@ -96,7 +98,6 @@ PIXELS: dict[str, dict[str, Any]] = {
     "offline": {},
 }
 STACKED = {
-    "task": IMAGE_TASK,
     "env_kwargs": {"max_episode_steps": 7, "wrappers": {"pixels": {"frame_stack": 3}}},
 }
 
@@ -105,13 +106,18 @@ def pixels_of(algo: str) -> dict[str, Any]:
     variant = PIXELS[get_algorithm_spec(algo).loop.value]
     fields = get_algorithm_spec(algo).config_class.model_fields
     kept = {k: v for k, v in variant.get("algo_kwargs", {}).items() if k in fields}
-    return STACKED | {"algo_kwargs": kept}
+    return STACKED | {"task": image_task(algo), "algo_kwargs": kept}
 
 
 RESUMES += [
     pytest.param(name, pixels_of(name), id=f"{name}-pixels")
     for name in names_under_test()
     if takes_pixels(name)
+]
+RESUMES += [
+    pytest.param(name, {"task": parts_task(name), "env_kwargs": {}}, id=f"{name}-parts")
+    for name in names_under_test()
+    if takes_parts(name)
 ]
 
 

@@ -196,7 +196,7 @@ def describe(agent: LoadedAgent) -> dict[str, Any]:
         "step": agent.step,
         "seed": agent.config.seed,
         "obs_shape": list(spec.obs_shape),
-        "obs_dtype": str(_obs_dtype(spec)),
+        "obs_dtype": str(spec.learner_dtype),
         "action_kind": spec.action_kind,
         "action_shape": list(spec.action_shape),
         "num_actions": spec.num_actions,
@@ -227,21 +227,6 @@ def require_function(agent: LoadedAgent) -> None:
         )
 
 
-def _obs_dtype(spec: EnvSpec) -> np.dtype[Any]:
-    return np.dtype(np.float32 if len(spec.obs_shape) == 1 else spec.obs_dtype)
-
-
-def _example(spec: EnvSpec, count: int, seed: int) -> NDArray[Any]:
-    """Draw observations: normal ones, or every value of an image."""
-    generator = np.random.default_rng(seed)
-    shape, dtype = (count, *spec.obs_shape), _obs_dtype(spec)
-    if dtype.kind == "f":
-        return (2 * generator.standard_normal(shape)).astype(dtype)
-    limits = np.iinfo(dtype) if dtype.kind in "iu" else None
-    low, high = (limits.min, limits.max) if limits is not None else (0, 1)
-    return generator.integers(low, high, size=shape, endpoint=True).astype(dtype)
-
-
 def _write_torch(policy: Policy | StatefulPolicy, target: Path, agent: LoadedAgent) -> None:
     facts = json.dumps(describe(agent))
     with _third_party_warnings():
@@ -263,7 +248,7 @@ def _program(policy: Policy | StatefulPolicy, agent: LoadedAgent) -> torch.expor
         arguments = (start,)
         parts = {name: {0: batch} if part.ndim else {} for name, part in start.items()}
         shapes |= {"state": parts}
-    given = (torch.from_numpy(_example(agent.env_spec, count, 0)), *arguments)
+    given = (torch.from_numpy(agent.env_spec.example_observations(count, 0)), *arguments)
     dynamic = None if count == 1 else shapes
 
     def export() -> torch.export.ExportedProgram:
@@ -406,7 +391,7 @@ def _compare(agent: LoadedAgent, run: Run) -> tuple[float, int]:
     else:
         largest, checked = 0.0, sum(CHECKED_BATCHES)
         for index, count in enumerate(CHECKED_BATCHES):
-            obs = _example(agent.env_spec, count, index + 1)
+            obs = agent.env_spec.example_observations(count, index + 1)
             action, _ = run(obs, {})
             largest = max(largest, _difference(agent.env_spec, agent.predict(obs), action))
     if not largest <= TOLERANCE:
@@ -421,7 +406,7 @@ def _compare_episode(original: StatefulPolicy, spec: EnvSpec, count: int, run: R
     """Return the largest difference over a few steps, each from the original's own state."""
     largest, state = 0.0, original.initial(count)
     for step in range(CHECKED_STEPS):
-        obs = _example(spec, count, step + 1)
+        obs = spec.example_observations(count, step + 1)
         action, after = run(obs, {name: part.numpy() for name, part in state.items()})
         with torch.no_grad():
             expected, state = original(torch.from_numpy(obs), state)

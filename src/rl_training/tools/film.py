@@ -189,9 +189,10 @@ class _Show:
         obs, _ = guarded(spec.env_id, "reset", begin)
         self.after()
         total, length, over = 0.0, 0, False
-        dtype = np.float32 if len(spec.obs_shape) == 1 else np.dtype(spec.obs_dtype)
         while not over and (self.max_steps is None or length < self.max_steps):
-            shown = torch.from_numpy(np.ascontiguousarray(obs, dtype=dtype)[None, None])
+            shown = torch.from_numpy(
+                np.ascontiguousarray(obs, dtype=spec.learner_dtype)[None, None]
+            )
             with torch.inference_mode(), learner.drawing_from(rng):
                 action = self.act(state, shown.to(learner.device))
             scaled = spec.scale_action(action[0, 0].cpu().numpy())

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -86,12 +85,7 @@ def acting_state(agent: LoadedAgent) -> dict[str, Any]:
 
 def _examples(agent: LoadedAgent) -> Tensor:
     """Return observations `[1, EXAMPLES, ...]` of the task's kind."""
-    spec, rng = agent.env_spec, np.random.default_rng(0)
-    shape = (1, EXAMPLES, *spec.obs_shape)
-    dtype = np.dtype(spec.obs_dtype)
-    if dtype.kind in "bui":
-        return torch.from_numpy(rng.integers(0, 2, shape).astype(dtype))
-    return torch.from_numpy(rng.normal(size=shape).astype(np.float32))
+    return torch.from_numpy(agent.env_spec.example_observations(EXAMPLES, 0)).unsqueeze(0)
 
 
 def _kept(tree: Any, storages: set[int]) -> Any:

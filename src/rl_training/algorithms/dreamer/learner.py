@@ -397,6 +397,7 @@ SPEC = AlgorithmSpec(
     networks=dreamer_networks,
     loop=Loop.OFF_POLICY,
     phases=(Phase.WORLD_MODEL_HEALTH,),
+    takes_parts=False,
     action_kinds=("discrete", "continuous"),
     obs_ndims=(1, 3),
     metrics={

@@ -30,7 +30,7 @@ from rl_training.algorithms.gail.losses import (
     penalty_of_norm,
 )
 from rl_training.algorithms.optim import Adam
-from rl_training.algorithms.pixel_config import PixelConfig, encoder_for
+from rl_training.algorithms.pixel_config import PixelConfig, encoder_for, reads_parts
 from rl_training.algorithms.ppo import PPO, ppo_networks
 from rl_training.algorithms.ppo import SPEC as PPO_SPEC
 from rl_training.algorithms.sources import RolloutSettings
@@ -89,7 +89,8 @@ class GAIL(PPO):
         """Fit the policy's mode to the expert; a Gaussian keeps its deviation, to explore with."""
         expert, config = self.expert, self.config
         if self.normalizes:
-            self.obs_norm.update(expert.obs.expand(self.num_seeds, -1, -1).float())
+            shown = expert.obs.expand(self.num_seeds, -1, -1)
+            self.obs_norm.update(self.as_floats(shown).float())
         optimizer = Adam(self.model.mode_parameters(), config.bc_warmup_learning_rate)
         for _ in range(config.bc_warmup_updates):
             index = self.rng.integers(expert.num_rows, config.discriminator_batch_size)
@@ -275,7 +276,7 @@ def gail_networks(env: EnvSpec, config: GAILConfig, rng: Rng) -> dict[str, nn.Mo
     """Build the networks for a task: PPO's, then the discriminator with an encoder of its own."""
     networks = ppo_networks(env, config, rng)
     sizes, encoder = config.discriminator_hidden_sizes, None
-    if len(env.obs_shape) > 1:
+    if len(env.obs_shape) > 1 or reads_parts(env):
         sizes = config.discriminator_head_hidden_sizes
         encoder = encoder_for(env, config, rng, features=config.discriminator_features)
     networks["discriminator"] = MLPGAILDiscriminator(

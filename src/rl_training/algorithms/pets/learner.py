@@ -123,6 +123,7 @@ SPEC = AlgorithmSpec(
     networks=pets_networks,
     loop=Loop.OFF_POLICY,
     action_kinds=("continuous",),
+    takes_parts=False,
     metrics={
         "model_loss": "negative log-likelihood, summed over members, with the bounds' penalty",
         "reward_mae": "mean absolute error of the predicted reward",

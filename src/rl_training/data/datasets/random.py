@@ -1,9 +1,9 @@
 """A made-up dataset for tests: deterministic, of any shape, from no environment.
 
-Each observation is the last one times 0.9 plus a fixed linear effect of the action plus noise; the
-reward is minus the mean square of the successor.  Every second episode terminates after 10 to 50
-steps, the others are truncated at 50.  Nothing can be learned from it about the task whose
-shapes it has.
+Each observation is the last one times 0.9 plus a fixed linear effect of the action plus noise, or,
+where it has several parts, a draw of its own; the reward is minus the mean square of the
+successor.  Every second episode terminates after 10 to 50 steps, the others are truncated at 50.
+Nothing can be learned from it about the task whose shapes it has.
 
 Shapes: E episodes, L steps, D entries of an observation, A of an action.
 """
@@ -79,6 +79,9 @@ def _actions(task: TaskSpec, rng: np.random.Generator, episodes: int) -> tuple[A
 
 def _observations(task: TaskSpec, rng: np.random.Generator, effect: Array) -> Array:
     episodes, _, width = effect.shape
+    if task.observation is not None:
+        rows = task.observation.examples(episodes * (LONGEST + 1), rng)
+        return rows.reshape(episodes, LONGEST + 1, *task.obs_shape)
     if np.dtype(task.obs_dtype) == np.uint8:
         shape = (episodes, LONGEST + 1, *task.obs_shape)
         return rng.integers(0, 256, shape, dtype=np.uint8)

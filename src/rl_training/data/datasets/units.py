@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rl_training.data.datasets.blocks import column_blocks, joined
 from rl_training.errors import DataError
+from rl_training.observations import ObservationSpec
 
 Array = NDArray[Any]
 TOLERANCE = 1e-4
@@ -31,6 +32,8 @@ class TaskSpec(Protocol):
     def obs_shape(self) -> tuple[int, ...]: ...  # noqa: D102
     @property
     def obs_dtype(self) -> str: ...  # noqa: D102
+    @property
+    def observation(self) -> ObservationSpec | None: ...  # noqa: D102
     @property
     def action_kind(self) -> str: ...  # noqa: D102
     @property
@@ -69,8 +72,8 @@ def check_fits(observations: Array, actions: Array, task: TaskSpec, name: str) -
         )
     if np.dtype(task.obs_dtype) == np.uint8 and observations.dtype != np.uint8:
         raise DataError(
-            f"{name}: observations are {observations.dtype}, but {task.env_id} gives uint8 images; "
-            "store them as uint8"
+            f"{name}: observations are {observations.dtype}, but {task.env_id} gives uint8 "
+            f"{'images' if task.observation is None else 'rows'}; store them as uint8"
         )
     discrete = actions.dtype.kind == "i"
     if discrete != (task.action_kind == "discrete"):

@@ -6,6 +6,7 @@ Shapes: S seeds, B batch, T steps of a rollout, n environments per seed, M metri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -212,6 +213,10 @@ def _examples(source: Source, learner: AnyLearner, env: EnvSpec, num_envs: int) 
 
 def _example_obs(learner: AnyLearner, env: EnvSpec, *lead: int) -> Tensor:
     """Return random observations `[S, *lead, ...]` of the type that the task gives."""
+    if env.observation is not None:
+        count = learner.num_seeds * math.prod(lead)
+        rows = torch.from_numpy(env.example_observations(count, 0)).to(learner.device)
+        return rows.view(learner.num_seeds, *lead, *env.obs_shape)
     rng = Rng(range(learner.num_seeds), "example", learner.device)
     shape = (*lead, *env.obs_shape)
     if env.obs_dtype == "uint8":

@@ -1,0 +1,390 @@
+"""Observations of several parts, and the single row that carries them through the package.
+
+A task may observe a dictionary, a tuple or whole numbers.  Its `ObservationSpec` lists the parts,
+called leaves, and the place of each in a row.  Environments, replay, datasets and checkpoints hold
+rows; only networks, and whoever hands over an observation, look at leaves.  A row is float32.
+Where there are uint8 images it is bytes instead, so that pixels stay small, and each float takes
+four of them; `as_floats` turns bytes into the float32 form, which networks read as well.
+Shapes: W entries of a row; any leading axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from rl_training.errors import DataError
+from rl_training.validation import PositiveInt
+
+Array: TypeAlias = NDArray[Any]
+ObservationLike: TypeAlias = ArrayLike | Mapping[str, Any] | tuple[Any, ...]
+"""An observation as a task gives it: numbers, or dictionaries and tuples of them."""
+LeafKind: TypeAlias = Literal["numbers", "flags", "one_hot", "index", "image", "mask"]
+NumberType = Annotated[str, Field(pattern=r"^(bool|u?int(8|16|32|64)|float(16|32|64|96|128))$")]
+"""NumPy name of a type of numbers, never of objects or structures."""
+MOST_LEAVES = 1_000
+FLOAT_BYTES = 4
+
+
+class LeafSpec(BaseModel):
+    """One part of an observation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: tuple[str, ...]
+    """Keys that lead to it; positions in a tuple count from 0. Empty where it is the whole
+    observation."""
+    kind: LeafKind
+    """What a row holds of it: real numbers, zeros and ones, one-hot vectors, whole numbers that
+    networks embed, an image, or the mask of allowed actions."""
+    shape: tuple[PositiveInt, ...]
+    """As the task gives it."""
+    dtype: NumberType
+    sizes: tuple[PositiveInt, ...] = ()
+    """Numbers of values of discrete entries."""
+    starts: tuple[int, ...] = ()
+    """Their first values."""
+    channels_last: bool = False
+    """Whether the task gives an image as `[height, width, channels]`; a row has channels first."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> LeafSpec:
+        """Refuse what no task could have: a spec may come from a stranger's checkpoint."""
+        entries = math.prod(self.shape)
+        if self.is_discrete != bool(self.sizes) or len(self.starts) != len(self.sizes):
+            raise ValueError(f"sizes {self.sizes} and starts {self.starts} of {self.kind}")
+        if self.sizes and len(self.sizes) != entries:
+            raise ValueError(f"{len(self.sizes)} sizes for shape {self.shape}")
+        if self.kind == "image" and len(self.shape) != 3:
+            raise ValueError(f"an image of shape {self.shape}")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The path as a text."""
+        return "/".join(self.path) or "observation"
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether its entries count values."""
+        return self.kind in ("one_hot", "index")
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape in which networks read it."""
+        if self.kind == "image":
+            height, width, channels = self.shape
+            return (channels, height, width) if self.channels_last else self.shape
+        return (sum(self.sizes) if self.kind == "one_hot" else math.prod(self.shape),)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a row of bytes holds it as floats."""
+        return self.kind == "index" or (self.kind in ("numbers", "image") and self.dtype != "uint8")
+
+    def row(self, value: Any, lead: int) -> Array:
+        """Turn values as the task has them into their part of a row, `[*leading, n]`.
+
+        Args:
+            value: The values.
+            lead: Number of leading axes.
+
+        Raises:
+            ValueError: The shape is another one, or a value is out of range.
+        """
+        given = np.asarray(value)
+        if given.dtype.kind not in "biuf":
+            raise ValueError(f"{self.name} must be numbers, got {str(value)[:80]!r}")
+        if given.shape[lead:] != self.shape:
+            raise ValueError(f"{self.name} has shape {given.shape[lead:]}, not {self.shape}")
+        batch = given.shape[:lead]
+        if self.kind == "image" and self.channels_last:
+            given = np.moveaxis(given, -1, lead)
+        flat = given.reshape(*batch, math.prod(self.shape))
+        if self.is_discrete:
+            return self._counted(flat)
+        if self.kind in ("flags", "mask") and not ((flat == 0) | (flat == 1)).all():
+            raise ValueError(f"{self.name} must be zeros and ones, got {flat}")
+        if self.dtype == "uint8" and ((flat < 0) | (flat > 255)).any():
+            raise ValueError(f"{self.name} must be from 0 to 255, got {flat.min()} to {flat.max()}")
+        return flat
+
+    def _counted(self, values: Array) -> Array:
+        """Count whole numbers from 0; one-hot where rows hold them so."""
+        index = values.astype(np.int64) - self.starts
+        if ((index < 0) | (index >= self.sizes)).any() or (values != values.astype(np.int64)).any():
+            raise ValueError(
+                f"{self.name} is {values.tolist()}, but its entries have "
+                f"{', '.join(map(str, self.sizes))} values from {', '.join(map(str, self.starts))}"
+            )
+        if self.kind == "index":
+            return index
+        # The columns of an entry follow those of the entries before it.
+        first = np.cumsum((0, *self.sizes[:-1]))
+        one_hot = np.zeros((*index.shape[:-1], sum(self.sizes)), np.uint8)
+        np.put_along_axis(one_hot, index + first, 1, -1)
+        return one_hot
+
+
+class ObservationSpec(BaseModel):
+    """The leaves of an observation, and where each is in a row."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    leaves: Annotated[tuple[LeafSpec, ...], Field(min_length=1, max_length=MOST_LEAVES)]
+    """In the order of the task's space; a mask of actions is the last."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> ObservationSpec:
+        """Refuse what no task could have: a spec may come from a stranger's checkpoint."""
+        names = self.names()
+        if len(set(names)) != len(names):
+            raise ValueError(f"leaves of the same name: {names}")
+        if any(leaf.kind == "mask" for leaf in self.leaves[:-1]):
+            raise ValueError("the mask of actions must be the last leaf")
+        return self
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether the task's rows are bytes."""
+        return any(leaf.kind == "image" and leaf.dtype == "uint8" for leaf in self.leaves)
+
+    @property
+    def needs_encoder(self) -> bool:
+        """Whether a row is more than a vector that a layer can read as it is."""
+        return any(leaf.kind in ("image", "index", "mask") for leaf in self.leaves)
+
+    @property
+    def mask_size(self) -> int:
+        """Entries of the mask of actions, the last of every row; 0 without one."""
+        last = self.leaves[-1]
+        return math.prod(last.shape) if last.kind == "mask" else 0
+
+    @cached_property
+    def order(self) -> tuple[LeafSpec, ...]:
+        """The leaves in the order of a row: first what bytes hold as floats, last the mask."""
+        return tuple(sorted(self.leaves, key=lambda leaf: (leaf.kind == "mask", not leaf.is_wide)))
+
+    @cached_property
+    def _places(self) -> dict[bool, dict[str, slice]]:
+        """Where each leaf is, by name, in rows of floats and in rows of bytes."""
+        places: dict[bool, dict[str, slice]] = {}
+        for in_bytes in (False, True):
+            start, columns = 0, {}
+            for leaf in self.order:
+                size = math.prod(leaf.row_shape)
+                if in_bytes and leaf.is_wide:
+                    size *= FLOAT_BYTES
+                if in_bytes and leaf.kind == "mask":
+                    start += -(start + size) % FLOAT_BYTES  # padding stands before the mask
+                columns[leaf.name] = slice(start, start + size)
+                start += size
+            places[in_bytes] = columns
+        return places
+
+    def columns(self, name: str, *, in_bytes: bool = False) -> slice:
+        """Return where a leaf is in a row.
+
+        Args:
+            name: Its path, joined by slashes.
+            in_bytes: Whether the row is bytes.
+        """
+        return self._places[in_bytes][name]
+
+    @cached_property
+    def width(self) -> int:
+        """W: entries of the task's rows."""
+        last = max(place.stop for place in self._places[self.in_bytes].values())
+        # A whole number of floats, so that the floats of every row are aligned.
+        padding = -last % FLOAT_BYTES if self.in_bytes else 0
+        return int(last + padding)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the task's rows."""
+        return np.dtype(np.uint8 if self.in_bytes else np.float32)
+
+    @cached_property
+    def num_wide(self) -> int:
+        """Floats at the beginning of a row of bytes."""
+        return sum(math.prod(leaf.row_shape) for leaf in self.order if leaf.is_wide)
+
+    def names(self) -> list[str]:
+        """Return the leaves' names."""
+        return [leaf.name for leaf in self.leaves]
+
+    # Observations to rows
+
+    def pack(self, obs: Any, lead: int = 0, *, ended: bool = False) -> Array:
+        """Turn an observation as the task gives it, or a batch of them, into rows.
+
+        Args:
+            obs: Nested dictionaries and tuples down to the leaves.
+            lead: Leading axes of a batch; the same for all leaves.
+            ended: Whether the episode is over: a mask that allows nothing then allows everything,
+                since nobody will act by it.
+
+        Raises:
+            ValueError: It does not belong to this task; the message names the leaf.
+        """
+        values = {leaf.name: leaf.row(_at(obs, leaf.path), lead) for leaf in self.order}
+        rows = self._packed(values, lead)
+        if self.mask_size:
+            mask = rows[..., -self.mask_size :]
+            none = ~mask.any(-1)
+            if none.any() and not ended:
+                name = self.leaves[-1].name
+                raise ValueError(f"{name} allows no action; at least one of its entries must be 1")
+            mask[none] = 1
+        return rows
+
+    def _packed(self, values: Mapping[str, Array], lead: int) -> Array:
+        batch = next(iter(values.values())).shape[:lead]
+        for name, value in values.items():
+            if value.shape[:lead] != batch:
+                raise ValueError(f"{name} is a batch of {value.shape[:lead]}, others of {batch}")
+        rows = np.zeros((*batch, self.width), self.dtype)
+        floats = (
+            rows[..., : self.num_wide * FLOAT_BYTES].view(np.float32) if self.in_bytes else rows
+        )
+        place = 0
+        for leaf in self.order:
+            value = values[leaf.name]
+            if leaf.is_wide and self.in_bytes:
+                floats[..., place : place + value.shape[-1]] = value
+                place += value.shape[-1]
+            else:
+                rows[..., self.columns(leaf.name, in_bytes=self.in_bytes)] = value
+        if not np.isfinite(floats).all():
+            bad = next(n for n, v in values.items() if not np.isfinite(v.astype(np.float32)).all())
+            raise ValueError(f"{bad} is not finite: {values[bad]}")
+        return rows
+
+    def pack_given(self, obs: Any) -> tuple[Array, bool]:
+        """Turn what a user handed over into rows `[B, W]`; also tells whether it was a single one.
+
+        Args:
+            obs: An observation as the task gives it, a batch of them, or rows themselves.
+
+        Raises:
+            DataError: It does not belong to this task; the message names the leaf.
+        """
+        try:
+            if not isinstance(obs, Mapping | tuple) and self._are_rows(given := np.asarray(obs)):
+                rows, lead = given.astype(self.dtype, copy=False), given.ndim - 1
+            else:
+                first = np.asarray(_at(obs, self.leaves[0].path))
+                lead = first.ndim - len(self.leaves[0].shape)
+                if lead in (0, 1):
+                    with np.errstate(over="ignore", invalid="ignore"):  # `pack` refuses infinity
+                        rows = self.pack(obs, lead)
+            if lead not in (0, 1):
+                raise ValueError("it is neither one observation nor a batch of them")
+        except (TypeError, ValueError, OverflowError) as error:
+            raise DataError(
+                f"the observation does not fit the task: {error}; its parts are {self.described()}"
+            ) from None
+        return (rows, False) if lead else (rows[None], True)
+
+    def _are_rows(self, given: Array) -> bool:
+        """Whether an array holds rows; whole numbers of a task of whole numbers are no rows."""
+        of_kind = given.dtype == np.uint8 if self.in_bytes else given.dtype.kind == "f"
+        return bool(of_kind and given.ndim and given.shape[-1] == self.width)
+
+    def described(self) -> str:
+        """Name the leaves and their shapes."""
+        return ", ".join(f"{leaf.name} {list(leaf.shape)}" for leaf in self.leaves)
+
+    # Rows to what networks read
+
+    def split(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return the leaves of rows `[..., W]` by name, each `[..., *row_shape]`.
+
+        All are float32 but the images of rows of bytes.
+        """
+        in_bytes = rows.dtype == torch.uint8
+        wide = self._wide_floats(rows) if in_bytes else rows
+        leaves, place = {}, 0
+        for leaf in self.order:
+            size = math.prod(leaf.row_shape)
+            if in_bytes and leaf.is_wide:
+                value = wide[..., place : place + size]
+                place += size
+            else:
+                value = rows[..., self.columns(leaf.name, in_bytes=in_bytes)]
+                value = value if leaf.kind == "image" else value.to(torch.float32)
+            leaves[leaf.name] = value.view(*rows.shape[:-1], *leaf.row_shape)
+        return leaves
+
+    def as_floats(self, rows: Tensor) -> Tensor:
+        """Return rows in their float32 form, whatever they are stored as."""
+        if rows.dtype != torch.uint8:
+            return rows
+        rest = [
+            rows[..., self.columns(leaf.name, in_bytes=True)].to(torch.float32)
+            for leaf in self.order
+            if not leaf.is_wide
+        ]
+        return torch.cat([self._wide_floats(rows), *rest], -1)
+
+    def _wide_floats(self, rows: Tensor) -> Tensor:
+        """Return what rows of bytes hold as floats, `[..., num_wide]`."""
+        return rows[..., : self.num_wide * FLOAT_BYTES].contiguous().view(torch.float32)
+
+    @cached_property
+    def num_floats(self) -> int:
+        """Entries of a row in its float32 form."""
+        return sum(math.prod(leaf.row_shape) for leaf in self.leaves)
+
+    def is_number(self, device: torch.device | str) -> Tensor:
+        """Tell which entries of the float32 form are real numbers, not flags, counts or pixels."""
+        parts = [
+            torch.full((math.prod(leaf.row_shape),), leaf.kind == "numbers", device=device)
+            for leaf in self.order
+        ]
+        return torch.cat(parts)
+
+    def examples(self, count: int, generator: np.random.Generator) -> Array:
+        """Draw rows `[count, W]` as the task might give them: normal numbers, any pixel or flag."""
+        obs = {leaf.name: self._example(leaf, count, generator) for leaf in self.leaves}
+        return self._packed({leaf.name: leaf.row(obs[leaf.name], 1) for leaf in self.order}, 1)
+
+    @staticmethod
+    def _example(leaf: LeafSpec, count: int, generator: np.random.Generator) -> Array:
+        shape = (count, *leaf.shape)
+        if leaf.is_discrete:
+            sizes, starts = (np.reshape(part, leaf.shape) for part in (leaf.sizes, leaf.starts))
+            counted: Array = generator.integers(0, sizes, shape) + starts
+            return counted
+        if leaf.kind == "mask":
+            mask = generator.integers(0, 2, shape)
+            mask[..., 0] |= ~mask.any(-1)
+            return mask
+        if leaf.kind == "flags":
+            return generator.integers(0, 2, shape)
+        if leaf.dtype == "uint8":
+            return generator.integers(0, 256, shape)
+        return 2 * generator.standard_normal(shape)
+
+
+def _at(obs: Any, path: Sequence[str]) -> Any:
+    """Return the part of an observation that a path leads to."""
+    for depth, key in enumerate(path):
+        if isinstance(obs, Mapping):
+            if key not in obs:
+                raise ValueError(f"{'/'.join(path[: depth + 1])} is missing")
+            obs = obs[key]
+        elif isinstance(obs, tuple | list) and key.isdigit() and int(key) < len(obs):
+            obs = obs[int(key)]
+        else:
+            where = "/".join(path[:depth]) or "it"
+            raise ValueError(f"{where} must have a part {key!r}, got {type(obs).__name__}")
+    return obs
