@@ -133,6 +133,37 @@ class LeafSpec(BaseModel):
         np.put_along_axis(one_hot, index + first, 1, -1)
         return one_hot
 
+    def in_row(self, value: Tensor) -> Tensor:
+        """Turn a batch `[B, *shape]` into its part of a float32 row, `[B, n]`, as `row` does."""
+        if self.kind == "image" and self.channels_last:
+            value = value.permute(0, 3, 1, 2)
+        flat = value.flatten(1) if self.shape else value.unsqueeze(1)
+        if not self.is_discrete:
+            return flat.to(torch.float32)
+        index = flat - torch.tensor(self.starts, device=flat.device)
+        if self.kind == "index":
+            return index.to(torch.float32)
+        # Column c of a row tells whether entry `owner[c]` has the value `own[c]`.
+        owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        own = np.concatenate([np.arange(size) for size in self.sizes])
+        columns = index[:, torch.from_numpy(owner).to(flat.device)]
+        return (columns == torch.from_numpy(own).to(flat.device)).to(torch.float32)
+
+    def example(self, count: int, generator: np.random.Generator) -> Array:
+        """Draw a batch `[count, *shape]` that the task might give."""
+        shape, dtype = (count, *self.shape), np.dtype(self.dtype)
+        if self.is_discrete:
+            sizes, starts = (np.reshape(part, self.shape) for part in (self.sizes, self.starts))
+            return np.asarray(generator.integers(0, sizes, shape) + starts, dtype)
+        if self.kind in ("flags", "mask"):
+            flags = generator.integers(0, 2, shape)
+            if self.kind == "mask":
+                flags[..., 0] |= ~flags.any(-1)
+            return flags.astype(dtype)
+        if dtype == np.uint8:
+            return generator.integers(0, 256, shape, dtype)
+        return (2 * generator.standard_normal(shape)).astype(dtype)
+
 
 class ObservationSpec(BaseModel):
     """The leaves of an observation, and where each is in a row."""
@@ -352,27 +383,32 @@ class ObservationSpec(BaseModel):
         ]
         return torch.cat(parts)
 
-    def examples(self, count: int, generator: np.random.Generator) -> Array:
-        """Draw rows `[count, W]` as the task might give them: normal numbers, any pixel or flag."""
-        obs = {leaf.name: self._example(leaf, count, generator) for leaf in self.leaves}
-        return self._packed({leaf.name: leaf.row(obs[leaf.name], 1) for leaf in self.order}, 1)
+    def examples(self, count: int, generator: np.random.Generator) -> dict[str, Array]:
+        """Draw leaves `[count, *shape]` that the task might give: normal numbers, any pixel."""
+        return {leaf.name: leaf.example(count, generator) for leaf in self.leaves}
 
-    @staticmethod
-    def _example(leaf: LeafSpec, count: int, generator: np.random.Generator) -> Array:
-        shape = (count, *leaf.shape)
-        if leaf.is_discrete:
-            sizes, starts = (np.reshape(part, leaf.shape) for part in (leaf.sizes, leaf.starts))
-            counted: Array = generator.integers(0, sizes, shape) + starts
-            return counted
-        if leaf.kind == "mask":
-            mask = generator.integers(0, 2, shape)
-            mask[..., 0] |= ~mask.any(-1)
-            return mask
-        if leaf.kind == "flags":
-            return generator.integers(0, 2, shape)
-        if leaf.dtype == "uint8":
-            return generator.integers(0, 256, shape)
-        return 2 * generator.standard_normal(shape)
+    def example_rows(self, count: int, generator: np.random.Generator) -> Array:
+        """Draw rows `[count, W]` that the task might give."""
+        leaves = self.examples(count, generator)
+        return self._packed({leaf.name: leaf.row(leaves[leaf.name], 1) for leaf in self.order}, 1)
+
+    # Leaves by name, without their nesting: how exported programs take them
+
+    def nested(self, leaves: Mapping[str, Any]) -> Any:
+        """Put leaves by name into dictionaries of dictionaries, which `pack` takes."""
+        if self.names() == ["observation"] and not self.leaves[0].path:
+            return leaves["observation"]
+        tree: dict[str, Any] = {}
+        for leaf in self.leaves:
+            inner = tree
+            for key in leaf.path[:-1]:
+                inner = inner.setdefault(key, {})
+            inner[leaf.path[-1]] = leaves[leaf.name]
+        return tree
+
+    def join(self, leaves: Mapping[str, Tensor]) -> Tensor:
+        """Turn leaves `[B, *shape]` as the task has them into rows in their float32 form."""
+        return torch.cat([leaf.in_row(leaves[leaf.name]) for leaf in self.order], -1)
 
 
 def _at(obs: Any, path: Sequence[str]) -> Any:

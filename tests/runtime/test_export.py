@@ -21,7 +21,7 @@ from rl_training.errors import DataError, MissingExtraError, SpecMismatch
 from rl_training.experiment.registry import algorithm_names
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import LoadedAgent, load_agent
-from rl_training.testing.contract import build, small_config
+from rl_training.testing.contract import build, parts_task, small_config, takes_parts
 from rl_training.tools import export as exporting
 from rl_training.tools.export import FORMATS, describe, export_agent, require_function
 
@@ -51,6 +51,28 @@ def test_every_method_is_exported(algo: str, tmp_path: Path) -> None:
         assert made.largest_difference <= 1e-6
         assert target.is_file()
         assert [p for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.expensive(only=("dqn",))
+def test_observations_of_several_parts_are_inputs_by_name(algo: str, tmp_path: Path) -> None:
+    if not takes_parts(algo):
+        pytest.skip("takes vectors alone")
+    agent = untrained(algo, task=parts_task(algo))
+    parts = agent.env_spec.observation
+    assert parts is not None
+    for name, ending in FORMATS.items():
+        made = export_agent(agent, tmp_path / f"policy{ending}", name)
+        assert made.checked >= 256
+        assert made.largest_difference <= 1e-6
+    inputs = describe(agent)["obs_parts"]
+    assert inputs["camera"] == {"shape": [6, 6, 3], "dtype": "uint8"}
+    # What another program would give the file: the parts as the task has them, by name.
+    obs = parts.examples(4, np.random.default_rng(3))
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    assert {given.name for given in session.get_inputs()} == {f"obs/{name}" for name in inputs}
+    [action] = session.run(["action"], {f"obs/{name}": value for name, value in obs.items()})
+    expected = agent.predict(parts.nested(obs))
+    np.testing.assert_allclose(action, expected, atol=1e-6)
 
 
 def test_only_planners_and_world_models_have_a_state() -> None:

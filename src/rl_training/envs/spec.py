@@ -169,7 +169,7 @@ class EnvSpec(BaseModel):
         """Draw observations `[count, ...]`: normal numbers, or every value of an image or flag."""
         generator = np.random.default_rng(seed)
         if self.observation is not None:
-            return self.observation.examples(count, generator)
+            return self.observation.example_rows(count, generator)
         shape, dtype = (count, *self.obs_shape), self.learner_dtype
         if dtype.kind == "f":
             return (2 * generator.standard_normal(shape)).astype(dtype)

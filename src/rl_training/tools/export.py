@@ -46,7 +46,9 @@ DRAWS = "draws"
 """Entry of a state that counts the random draws so far."""
 
 Arrays = dict[str, NDArray[Any]]
-Run = Callable[[NDArray[Any], Arrays], tuple[NDArray[Any], Arrays]]
+Observation = Tensor | dict[str, Tensor]
+"""A batch as the task gives it; parts by name where there are several."""
+Run = Callable[[NDArray[Any] | Arrays, Arrays], tuple[NDArray[Any], Arrays]]
 """An observation and a state to an action and the next state; a function has an empty one."""
 
 
@@ -80,6 +82,14 @@ class _Exportable(nn.Module):
             self.register_buffer("low", _bounds(spec, "action_low"))
             self.register_buffer("high", _bounds(spec, "action_high"))
 
+    def rows(self, obs: Observation) -> Tensor:
+        """Return observations as the learner takes them, `[1, B, ...]`."""
+        parts = self._agent.env_spec.observation
+        if isinstance(obs, Tensor):
+            return obs.unsqueeze(0)
+        assert parts is not None
+        return parts.join(obs).unsqueeze(0)
+
     def in_units(self, action: Tensor) -> Tensor:
         """Return a learner's actions `[B, ...]` in the units of the task."""
         spec = self._agent.env_spec
@@ -96,11 +106,14 @@ class _Exportable(nn.Module):
 
 
 class Policy(_Exportable):
-    """Raw observations `[B, ...]` to actions in the task's units `[B, ...]`."""
+    """Raw observations `[B, ...]` to actions in the task's units `[B, ...]`.
 
-    def forward(self, obs: Tensor) -> Tensor:
+    Observations of several parts are a mapping of the parts by name, each as the task gives it.
+    """
+
+    def forward(self, obs: Observation) -> Tensor:
         """Choose actions."""
-        return self.in_units(self._agent.learner.act(obs.unsqueeze(0)).squeeze(0))
+        return self.in_units(self._agent.learner.act(self.rows(obs)).squeeze(0))
 
 
 class StatefulPolicy(_Exportable):
@@ -136,7 +149,9 @@ class StatefulPolicy(_Exportable):
         parts = {name: getattr(state, name).squeeze(0) for name in self.names}
         return {DRAWS: torch.zeros((), dtype=torch.int64), **parts}
 
-    def forward(self, obs: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(
+        self, obs: Observation, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Choose actions and move the state on."""
         rng = copy.copy(self._rng())
         rng.as_tensors, rng.keys, rng.counter = True, self.keys, state[DRAWS].clone()
@@ -144,7 +159,7 @@ class StatefulPolicy(_Exportable):
         setattr(acting, self._rng_name, rng)
         for name in self.names:
             setattr(acting, name, state[name].unsqueeze(0).clone())
-        action = self._agent.learner.act_from(acting, obs.unsqueeze(0)).squeeze(0)
+        action = self._agent.learner.act_from(acting, self.rows(obs)).squeeze(0)
         parts = {name: getattr(acting, name).squeeze(0) for name in self.names}
         return self.in_units(action), {DRAWS: rng.counter, **parts}
 
@@ -197,6 +212,7 @@ def describe(agent: LoadedAgent) -> dict[str, Any]:
         "seed": agent.config.seed,
         "obs_shape": list(spec.obs_shape),
         "obs_dtype": str(spec.learner_dtype),
+        "obs_parts": _parts_of(spec),
         "action_kind": spec.action_kind,
         "action_shape": list(spec.action_shape),
         "num_actions": spec.num_actions,
@@ -213,6 +229,16 @@ def describe(agent: LoadedAgent) -> dict[str, Any]:
     return facts
 
 
+def _parts_of(spec: EnvSpec) -> dict[str, Any] | None:
+    """Describe the inputs of a program whose observations have several parts."""
+    if spec.observation is None:
+        return None
+    return {
+        leaf.name: {"shape": list(leaf.shape), "dtype": leaf.dtype}
+        for leaf in spec.observation.leaves
+    }
+
+
 def require_function(agent: LoadedAgent) -> None:
     """Refuse a policy that is not a function of the observation alone.
 
@@ -225,6 +251,31 @@ def require_function(agent: LoadedAgent) -> None:
             "the episode (a plan or a belief), not on the observation alone; use predict with "
             "initial_state(), or export it as a program with a state"
         )
+
+
+def _examples(spec: EnvSpec, count: int, seed: int) -> NDArray[Any] | Arrays:
+    """Draw observations as a program takes them."""
+    if spec.observation is None:
+        return spec.example_observations(count, seed)
+    return spec.observation.examples(count, np.random.default_rng(seed))
+
+
+def _predicted(agent: LoadedAgent, obs: NDArray[Any] | Arrays) -> NDArray[Any]:
+    parts = agent.env_spec.observation
+    return agent.predict(parts.nested(obs) if isinstance(obs, dict) and parts else obs)
+
+
+def _tensors(obs: NDArray[Any] | Arrays) -> Observation:
+    if isinstance(obs, dict):
+        return {name: torch.from_numpy(part) for name, part in obs.items()}
+    return torch.from_numpy(obs)
+
+
+def _inputs(obs: NDArray[Any] | Arrays) -> Arrays:
+    """Return the inputs of an ONNX program by name."""
+    if isinstance(obs, dict):
+        return {f"obs/{name}": part for name, part in obs.items()}
+    return {"obs": obs}
 
 
 def _write_torch(policy: Policy | StatefulPolicy, target: Path, agent: LoadedAgent) -> None:
@@ -240,7 +291,8 @@ def _program(policy: Policy | StatefulPolicy, agent: LoadedAgent) -> torch.expor
     """Export the policy with the weights that it uses: critics stay at home."""
     batch = torch.export.Dim("batch")
     count = 3
-    shapes: dict[str, Any] = {"obs": {0: batch}}
+    leaves, first = agent.env_spec.observation, {0: batch}
+    shapes: dict[str, Any] = {"obs": dict.fromkeys(leaves.names(), first) if leaves else first}
     arguments: tuple[Any, ...] = ()
     if isinstance(policy, StatefulPolicy):
         count = 3 if policy.free_batch else 1
@@ -248,7 +300,7 @@ def _program(policy: Policy | StatefulPolicy, agent: LoadedAgent) -> torch.expor
         arguments = (start,)
         parts = {name: {0: batch} if part.ndim else {} for name, part in start.items()}
         shapes |= {"state": parts}
-    given = (torch.from_numpy(agent.env_spec.example_observations(count, 0)), *arguments)
+    given = (_tensors(_examples(agent.env_spec, count, 0)), *arguments)
     dynamic = None if count == 1 else shapes
 
     def export() -> torch.export.ExportedProgram:
@@ -275,10 +327,10 @@ def _read_torch(path: Path) -> Run:
     with _third_party_warnings():
         module = torch.export.load(path).module()
 
-    def run(obs: NDArray[Any], state: Arrays) -> tuple[NDArray[Any], Arrays]:
+    def run(obs: NDArray[Any] | Arrays, state: Arrays) -> tuple[NDArray[Any], Arrays]:
         tensors = {name: torch.from_numpy(part) for name, part in state.items()}
         with torch.no_grad():
-            given = torch.from_numpy(obs)
+            given = _tensors(obs)
             action, after = module(given, tensors) if state else (module(given), {})
         return action.numpy(), {name: part.numpy() for name, part in after.items()}
 
@@ -290,13 +342,14 @@ def _write_onnx(policy: Policy | StatefulPolicy, target: Path, agent: LoadedAgen
     import onnx
 
     names = [DRAWS, *policy.names] if isinstance(policy, StatefulPolicy) else []
+    inputs = _inputs(_examples(agent.env_spec, 1, 0))
     with _third_party_warnings():
         program = _program(policy, agent)
         table = torch.export.default_decompositions()
         table[torch.ops.aten.erfinv.default] = erfinv  # which ONNX does not have
         made = torch.onnx.export(
             program.run_decompositions(table) if names else program,
-            input_names=["obs", *(f"state_{name}" for name in names)],
+            input_names=[*inputs, *(f"state_{name}" for name in names)],
             output_names=["action", *(f"next_{name}" for name in names)],
             dynamo=True,
             verbose=False,
@@ -313,8 +366,8 @@ def _read_onnx(path: Path) -> Run:
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
-    def run(obs: NDArray[Any], state: Arrays) -> tuple[NDArray[Any], Arrays]:
-        given = {"obs": obs} | {f"state_{name}": part for name, part in state.items()}
+    def run(obs: NDArray[Any] | Arrays, state: Arrays) -> tuple[NDArray[Any], Arrays]:
+        given = _inputs(obs) | {f"state_{name}": part for name, part in state.items()}
         action, *after = session.run(["action", *(f"next_{name}" for name in state)], given)
         return action, dict(zip(state, after, strict=True))
 
@@ -391,9 +444,9 @@ def _compare(agent: LoadedAgent, run: Run) -> tuple[float, int]:
     else:
         largest, checked = 0.0, sum(CHECKED_BATCHES)
         for index, count in enumerate(CHECKED_BATCHES):
-            obs = agent.env_spec.example_observations(count, index + 1)
+            obs = _examples(agent.env_spec, count, index + 1)
             action, _ = run(obs, {})
-            largest = max(largest, _difference(agent.env_spec, agent.predict(obs), action))
+            largest = max(largest, _difference(agent.env_spec, _predicted(agent, obs), action))
     if not largest <= TOLERANCE:
         raise DataError(
             f"the exported policy differs from the original by {largest:.2g} of the range of "
@@ -406,10 +459,10 @@ def _compare_episode(original: StatefulPolicy, spec: EnvSpec, count: int, run: R
     """Return the largest difference over a few steps, each from the original's own state."""
     largest, state = 0.0, original.initial(count)
     for step in range(CHECKED_STEPS):
-        obs = spec.example_observations(count, step + 1)
+        obs = _examples(spec, count, step + 1)
         action, after = run(obs, {name: part.numpy() for name, part in state.items()})
         with torch.no_grad():
-            expected, state = original(torch.from_numpy(obs), state)
+            expected, state = original(_tensors(obs), state)
         largest = max(largest, _difference(spec, expected.numpy(), action))
         for name, part in state.items():
             apart = np.abs(after[name].astype(np.float64) - part.double().numpy())

@@ -80,7 +80,7 @@ def _actions(task: TaskSpec, rng: np.random.Generator, episodes: int) -> tuple[A
 def _observations(task: TaskSpec, rng: np.random.Generator, effect: Array) -> Array:
     episodes, _, width = effect.shape
     if task.observation is not None:
-        rows = task.observation.examples(episodes * (LONGEST + 1), rng)
+        rows = task.observation.example_rows(episodes * (LONGEST + 1), rng)
         return rows.reshape(episodes, LONGEST + 1, *task.obs_shape)
     if np.dtype(task.obs_dtype) == np.uint8:
         shape = (episodes, LONGEST + 1, *task.obs_shape)
