@@ -4,7 +4,7 @@ A task may observe a dictionary, a tuple or whole numbers.  Its `ObservationSpec
 called leaves, and the place of each in a row.  Environments, replay, datasets and checkpoints hold
 rows; only networks, and whoever hands over an observation, look at leaves.  A row is float32.
 Where there are uint8 images it is bytes instead, so that pixels stay small, and each float takes
-four of them; `as_floats` turns bytes into the float32 form, which networks read as well.
+four of them.  `models/rows.py` has what is done with rows as tensors; nothing here needs PyTorch.
 Shapes: W entries of a row; any leading axes.
 """
 
@@ -16,10 +16,8 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import Tensor
 
 from rl_training.errors import DataError
 from rl_training.validation import PositiveInt
@@ -49,7 +47,7 @@ class LeafSpec(BaseModel):
     """As the task gives it."""
     dtype: NumberType
     sizes: tuple[PositiveInt, ...] = ()
-    """Numbers of values of discrete entries."""
+    """Numbers of values of discrete entries; of a mask, of the parts of an action."""
     starts: tuple[int, ...] = ()
     """Their first values."""
     channels_last: bool = False
@@ -58,11 +56,12 @@ class LeafSpec(BaseModel):
     @model_validator(mode="after")
     def _is_consistent(self) -> LeafSpec:
         """Refuse what no task could have: a spec may come from a stranger's checkpoint."""
-        entries = math.prod(self.shape)
-        if self.is_discrete != bool(self.sizes) or len(self.starts) != len(self.sizes):
+        entries, is_mask = math.prod(self.shape), self.kind == "mask"
+        starts = len(self.sizes) if self.is_discrete else 0
+        if (self.is_discrete or is_mask) != bool(self.sizes) or len(self.starts) != starts:
             raise ValueError(f"sizes {self.sizes} and starts {self.starts} of {self.kind}")
-        if self.sizes and len(self.sizes) != entries:
-            raise ValueError(f"{len(self.sizes)} sizes for shape {self.shape}")
+        if self.sizes and entries != (sum(self.sizes) if is_mask else len(self.sizes)):
+            raise ValueError(f"sizes {self.sizes} for shape {self.shape}")
         if self.kind == "image" and len(self.shape) != 3:
             raise ValueError(f"an image of shape {self.shape}")
         return self
@@ -133,21 +132,19 @@ class LeafSpec(BaseModel):
         np.put_along_axis(one_hot, index + first, 1, -1)
         return one_hot
 
-    def in_row(self, value: Tensor) -> Tensor:
-        """Turn a batch `[B, *shape]` into its part of a float32 row, `[B, n]`, as `row` does."""
-        if self.kind == "image" and self.channels_last:
-            value = value.permute(0, 3, 1, 2)
-        flat = value.flatten(1) if self.shape else value.unsqueeze(1)
-        if not self.is_discrete:
-            return flat.to(torch.float32)
-        index = flat - torch.tensor(self.starts, device=flat.device)
-        if self.kind == "index":
-            return index.to(torch.float32)
-        # Column c of a row tells whether entry `owner[c]` has the value `own[c]`.
-        owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
-        own = np.concatenate([np.arange(size) for size in self.sizes])
-        columns = index[:, torch.from_numpy(owner).to(flat.device)]
-        return (columns == torch.from_numpy(own).to(flat.device)).to(torch.float32)
+    def fill(self, mask: Array) -> Array:
+        """Let a mask `[*leading, n]` allow all values of the parts of which it allows none.
+
+        Returns:
+            Where that was so, for each part, `[*leading, parts]`.
+        """
+        ends = np.cumsum(self.sizes).tolist()
+        missing = []
+        for size, end in zip(self.sizes, ends, strict=True):
+            part = mask[..., end - size : end]
+            missing.append(~part.any(-1))
+            part[missing[-1]] = 1
+        return np.stack(missing, -1)
 
     def example(self, count: int, generator: np.random.Generator) -> Array:
         """Draw a batch `[count, *shape]` that the task might give."""
@@ -158,7 +155,7 @@ class LeafSpec(BaseModel):
         if self.kind in ("flags", "mask"):
             flags = generator.integers(0, 2, shape)
             if self.kind == "mask":
-                flags[..., 0] |= ~flags.any(-1)
+                self.fill(flags.reshape(count, -1))
             return flags.astype(dtype)
         if dtype == np.uint8:
             return generator.integers(0, 256, shape, dtype)
@@ -261,7 +258,7 @@ class ObservationSpec(BaseModel):
             obs: Nested dictionaries and tuples down to the leaves.
             lead: Leading axes of a batch; the same for all leaves.
             ended: Whether the episode is over: a mask that allows nothing then allows everything,
-                since nobody will act by it.
+                as nobody acts by it.
 
         Raises:
             ValueError: It does not belong to this task; the message names the leaf.
@@ -269,12 +266,12 @@ class ObservationSpec(BaseModel):
         values = {leaf.name: leaf.row(_at(obs, leaf.path), lead) for leaf in self.order}
         rows = self._packed(values, lead)
         if self.mask_size:
-            mask = rows[..., -self.mask_size :]
-            none = ~mask.any(-1)
-            if none.any() and not ended:
-                name = self.leaves[-1].name
-                raise ValueError(f"{name} allows no action; at least one of its entries must be 1")
-            mask[none] = 1
+            leaf = self.leaves[-1]
+            if leaf.fill(rows[..., -self.mask_size :]).any() and not ended:
+                of_each = " of each part of the action" if len(leaf.sizes) > 1 else ""
+                raise ValueError(
+                    f"{leaf.name} allows no action; at least one of its entries{of_each} must be 1"
+                )
         return rows
 
     def _packed(self, values: Mapping[str, Array], lead: int) -> Array:
@@ -334,54 +331,14 @@ class ObservationSpec(BaseModel):
         """Name the leaves and their shapes."""
         return ", ".join(f"{leaf.name} {list(leaf.shape)}" for leaf in self.leaves)
 
-    # Rows to what networks read
-
-    def split(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return the leaves of rows `[..., W]` by name, each `[..., *row_shape]`.
-
-        All are float32 but the images of rows of bytes.
-        """
-        in_bytes = rows.dtype == torch.uint8
-        wide = self._wide_floats(rows) if in_bytes else rows
-        leaves, place = {}, 0
-        for leaf in self.order:
-            size = math.prod(leaf.row_shape)
-            if in_bytes and leaf.is_wide:
-                value = wide[..., place : place + size]
-                place += size
-            else:
-                value = rows[..., self.columns(leaf.name, in_bytes=in_bytes)]
-                value = value if leaf.kind == "image" else value.to(torch.float32)
-            leaves[leaf.name] = value.view(*rows.shape[:-1], *leaf.row_shape)
-        return leaves
-
-    def as_floats(self, rows: Tensor) -> Tensor:
-        """Return rows in their float32 form, whatever they are stored as."""
-        if rows.dtype != torch.uint8:
-            return rows
-        rest = [
-            rows[..., self.columns(leaf.name, in_bytes=True)].to(torch.float32)
-            for leaf in self.order
-            if not leaf.is_wide
-        ]
-        return torch.cat([self._wide_floats(rows), *rest], -1)
-
-    def _wide_floats(self, rows: Tensor) -> Tensor:
-        """Return what rows of bytes hold as floats, `[..., num_wide]`."""
-        return rows[..., : self.num_wide * FLOAT_BYTES].contiguous().view(torch.float32)
+    def allowed(self, rows: Any) -> Any:
+        """Tell which actions are allowed in rows `[..., W]`, arrays or tensors: bool `[..., A]`."""
+        return rows[..., -self.mask_size :] > 0
 
     @cached_property
     def num_floats(self) -> int:
         """Entries of a row in its float32 form."""
         return sum(math.prod(leaf.row_shape) for leaf in self.leaves)
-
-    def is_number(self, device: torch.device | str) -> Tensor:
-        """Tell which entries of the float32 form are real numbers, not flags, counts or pixels."""
-        parts = [
-            torch.full((math.prod(leaf.row_shape),), leaf.kind == "numbers", device=device)
-            for leaf in self.order
-        ]
-        return torch.cat(parts)
 
     def examples(self, count: int, generator: np.random.Generator) -> dict[str, Array]:
         """Draw leaves `[count, *shape]` that the task might give: normal numbers, any pixel."""
@@ -405,10 +362,6 @@ class ObservationSpec(BaseModel):
                 inner = inner.setdefault(key, {})
             inner[leaf.path[-1]] = leaves[leaf.name]
         return tree
-
-    def join(self, leaves: Mapping[str, Tensor]) -> Tensor:
-        """Turn leaves `[B, *shape]` as the task has them into rows in their float32 form."""
-        return torch.cat([leaf.in_row(leaves[leaf.name]) for leaf in self.order], -1)
 
 
 def _at(obs: Any, path: Sequence[str]) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from helpers.tiny import clean_environment, learner_digest, run_cli, write_tiny
 from helpers.warm import run_warm
-from rl_training import DQN, PPO, SAC
+from rl_training import DQN, PPO, SAC, SimbaV2
 from rl_training.algorithms.own_encoders import EncoderNotGivenError
 from rl_training.errors import ConfigError, RLTrainingError, SpecMismatch
 from rl_training.experiment.config import TrainConfig
@@ -222,9 +222,9 @@ def test_an_agent_acts_saves_and_loads(tmp_path: Path) -> None:
     assert agent.evaluate(episodes=1).metrics["eval_episodes"] == 1
 
 
-def test_images_without_an_encoder_are_refused_with_the_way_out() -> None:
-    with pytest.raises(SpecMismatch, match="flatten them or give an encoder of your own"):
-        SAC(STEERED).predict(np.zeros((1, 8, 8), np.uint8))
+def test_images_are_refused_with_the_way_out_where_no_network_reads_them() -> None:
+    with pytest.raises(SpecMismatch, match=r"takes observations with 1 axes.*; flatten them"):
+        SimbaV2(STEERED, normalize_observations=False).predict(np.zeros((1, 8, 8), np.uint8))
 
 
 @pytest.mark.parametrize(

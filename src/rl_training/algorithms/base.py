@@ -31,6 +31,7 @@ from rl_training.data.normalizer import DiscountedReturns, ReturnScale, RunningN
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
+from rl_training.models.rows import as_floats, is_number
 from rl_training.observations import ObservationSpec
 from rl_training.rng import Rng
 from rl_training.state import Counter, PerSeed, Stateful, require_found, transient
@@ -259,7 +260,7 @@ class Learner(Stateful, Generic[BatchT]):
         self.obs_parts = _parts_read_by(getattr(self, self.network_names[0]))
         """What rows of observations hold, where the networks take them apart."""
         if self.obs_parts is not None:
-            self._is_number = transient(self.obs_parts.is_number(self.device))
+            self._is_number = transient(is_number(self.obs_parts, self.device))
         self.normalizes = observations_are_normalized(self.config)
         """Whether the networks see standardised observations."""
         from_data = isinstance(self.config, DatasetSettings)
@@ -316,7 +317,7 @@ class Learner(Stateful, Generic[BatchT]):
 
     def as_floats(self, obs: Tensor) -> Tensor:
         """Return observations in the form that is standardised: rows of bytes as their numbers."""
-        return obs if self.obs_parts is None else self.obs_parts.as_floats(obs)
+        return obs if self.obs_parts is None else as_floats(self.obs_parts, obs)
 
     def normalize(self, obs: Tensor) -> Tensor:
         """Standardise observations `[S, B, ...]` when asked to; of several parts, the numbers."""

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.envs.spec import AnyEnv, Array
+from rl_training.envs.spec import AnyEnv, Array, action_sizes
 from rl_training.errors import EnvError, SpecMismatch
 from rl_training.observations import MOST_LEAVES, LeafSpec, ObservationSpec
 
@@ -45,28 +45,19 @@ def with_rows(env: AnyEnv, env_id: str, masks: MaskSource = "auto") -> AnyEnv:
     Raises:
         SpecMismatch: The space, or a part of it, is of a kind that cannot be used.
     """
-    size = _mask_size(env.action_space)
+    sizes = action_sizes(env.action_space)
     beside = masks == "info" or (masks == "auto" and _has_masks(env, env_id))
-    if masks == "info" and size is None:
+    if masks == "info" and not sizes:
         raise SpecMismatch(
             f"environment {env_id}: env_kwargs.wrappers.action_mask is info, but its action space "
             f"{env.action_space} is not of discrete actions; remove the key"
         )
     if beside:
-        assert size is not None
-        env = MaskBeside(env, size, env_id)
+        env = MaskBeside(env, sizes, env_id)
     space = env.observation_space
     if isinstance(space, spaces.Box):
         return env
-    marked = size if masks != "off" else None
-    return Rows(env, observation_spec(space, env_id, marked))
-
-
-def _mask_size(space: spaces.Space[Any]) -> int | None:
-    """Entries of a mask of these actions; None where actions are not discrete."""
-    if isinstance(space, spaces.Discrete):
-        return int(space.n)
-    return int(np.sum(space.nvec)) if isinstance(space, spaces.MultiDiscrete) else None
+    return Rows(env, observation_spec(space, env_id, () if masks == "off" else sizes))
 
 
 def _has_masks(env: AnyEnv, env_id: str) -> bool:
@@ -75,7 +66,7 @@ def _has_masks(env: AnyEnv, env_id: str) -> bool:
         return False
     if not env.has_wrapper_attr(METHOD):
         return False
-    if _mask_size(env.action_space) is None:
+    if not action_sizes(env.action_space):
         raise SpecMismatch(
             f"environment {env_id} has a method {METHOD}, but its action space {env.action_space} "
             "is not of discrete actions; set env_kwargs.wrappers.action_mask to off"
@@ -89,11 +80,11 @@ class MaskBeside(gym.Wrapper[Any, Any, Any, Any]):
     The mask comes from the environment's method where it has one, else from the info.
     """
 
-    def __init__(self, env: AnyEnv, size: int, env_id: str) -> None:
+    def __init__(self, env: AnyEnv, sizes: tuple[int, ...], env_id: str) -> None:
         super().__init__(env)
-        self._size, self._label = size, env_id
+        self._size, self._label = sum(sizes), env_id
         self._by_method = env.has_wrapper_attr(METHOD)
-        mask = spaces.MultiBinary(size)
+        mask = spaces.MultiBinary(self._size)
         self.observation_space = spaces.Dict({OBSERVATION: env.observation_space, MASK: mask})
 
     def reset(
@@ -150,15 +141,15 @@ class Rows(gym.Wrapper[Array, Any, Any, Any]):
 
 
 def observation_spec(
-    space: spaces.Space[Any], env_id: str, mask_size: int | None = None
+    space: spaces.Space[Any], env_id: str, mask_sizes: tuple[int, ...] = ()
 ) -> ObservationSpec:
     """Return the parts of a space.
 
     Args:
         space: Of observations.
         env_id: How messages call the environment.
-        mask_size: Entries of a mask of its actions: the key `action_mask` of a Dict holds one if
-            it has as many. None takes no part for a mask.
+        mask_sizes: Numbers of values of the parts of its actions: the key `action_mask` of a Dict
+            holds a mask if it has as many entries. Without any, no part is taken for a mask.
 
     Raises:
         SpecMismatch: Naming the part that cannot be used, and what can.
@@ -169,9 +160,9 @@ def observation_spec(
             f"environment {env_id}: its observation has {len(leaves)} parts, more than the "
             f"{MOST_LEAVES} that can be used; join some of them"
         )
-    masks = [leaf for leaf in leaves if mask_size is not None and _is_mask(leaf, mask_size)]
+    masks = [leaf for leaf in leaves if mask_sizes and _is_mask(leaf, sum(mask_sizes))]
     others = [leaf for leaf in leaves if leaf not in masks]
-    marked = [leaf.model_copy(update={"kind": "mask"}) for leaf in masks]
+    marked = [leaf.model_copy(update={"kind": "mask", "sizes": mask_sizes}) for leaf in masks]
     if not others:
         raise SpecMismatch(
             f"environment {env_id}: its observation holds nothing but a mask of actions; a policy "

@@ -2,7 +2,8 @@
 
 An `EnvSpec` is plain data. It is stored in every checkpoint, so a policy can be loaded and asked
 for actions without making the environment. Learners speak *learner units*: continuous actions are
-vectors `[A]` in [-1, 1], whatever axes the task's have, and discrete actions count from 0.
+vectors `[A]` in [-1, 1], whatever axes the task's have, and discrete actions, and each part of a
+multi-discrete one, count from 0.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from rl_training.validation import PositiveInt
 
 Array: TypeAlias = npt.NDArray[Any]
 AnyEnv: TypeAlias = gym.Env[Any, Any]
+ActionKind: TypeAlias = Literal["discrete", "continuous", "multi_discrete"]
+"""One whole number, several real ones, or several whole ones (MultiDiscrete, MultiBinary)."""
 _FLAGS = frozenset({bool, np.bool_})
 
 
@@ -34,8 +37,10 @@ class ActionMap:
     """
 
     def __init__(self, spec: EnvSpec) -> None:
-        self._discrete = spec.action_kind == "discrete"
-        self._start = spec.action_start
+        self._discrete = spec.action_kind != "continuous"
+        self._start: int | Array = spec.action_start
+        if spec.action_kind == "multi_discrete":
+            self._start = np.array(spec.action_starts, dtype=np.int64)
         self._dtype = np.dtype(spec.action_dtype)
         self._shape = spec.action_shape
         self._bounded = spec.action_low is not None and spec.action_high is not None
@@ -55,7 +60,10 @@ class ActionMap:
         """Learner units `[..., A]` to environment units `[..., *shape]`."""
         if self._discrete:
             index = np.asarray(action, dtype=np.int64)
-            return index + self._start if self._start else index
+            if not self._shape:
+                return index + self._start if self._start else index
+            counted: Array = (index + self._start).astype(self._dtype)
+            return counted.reshape(*counted.shape[:-1], *self._shape)
         scaled = self._scaled(action) if self._bounded else np.asarray(action, dtype=self._dtype)
         if len(self._shape) == 1:
             return scaled
@@ -85,12 +93,17 @@ class ActionMap:
         return batched
 
     def to_learner(self, action: Array) -> Array:
-        """Environment units `[..., *shape]` to learner units: int64, or float32 `[..., A]`."""
-        if self._discrete:
+        """Environment units `[..., *shape]` to learner units, the inverse of `to_env`.
+
+        They are int64 for discrete actions, `[..., K]` for those of K parts, or float32 `[..., A]`.
+        """
+        if self._discrete and not self._shape:
             return np.asarray(action, dtype=np.int64) - self._start
         value = np.asarray(action)
         lead = value.shape[: value.ndim - len(self._shape)]
         value = value.reshape(*lead, math.prod(self._shape))
+        if self._discrete:
+            return value.astype(np.int64) - self._start
         if not self._bounded:
             return value.astype(np.float32)
         value = value.astype(np.float64)
@@ -113,13 +126,17 @@ class EnvSpec(BaseModel):
     obs_dtype: NumberType
     """NumPy name of the dtype the environment gives, for example `float32`, `float64` or "
     "`uint8`."""
-    action_kind: Literal["discrete", "continuous"]
+    action_kind: ActionKind
     action_shape: tuple[PositiveInt, ...]
     """Empty for discrete actions."""
     num_actions: PositiveInt | None = None
-    """Number of discrete actions; None for continuous ones."""
+    """Number of discrete actions; None for all others."""
     action_start: int = 0
     """The environment's name for the learner's discrete action 0."""
+    action_sizes: tuple[PositiveInt, ...] = ()
+    """Numbers of values of the parts of a multi-discrete action, flattened; else empty."""
+    action_starts: tuple[int, ...] = ()
+    """The environment's names for their values 0."""
     action_dtype: NumberType
     action_low: tuple[float, ...] | None = None
     """Lower bounds, flattened; None in checkpoints of a time when a box without bounds was taken:
@@ -140,6 +157,14 @@ class EnvSpec(BaseModel):
         """Refuse what no environment gives: a spec may come from a stranger's checkpoint."""
         if (self.action_kind == "discrete") != (self.num_actions is not None):
             raise ValueError(f"num_actions {self.num_actions} of {self.action_kind} actions")
+        parts_of_action = self.action_entries[0] if self.action_kind == "multi_discrete" else 0
+        if not len(self.action_sizes) == len(self.action_starts) == parts_of_action:
+            raise ValueError(
+                f"action_sizes {self.action_sizes} and action_starts {self.action_starts} of "
+                f"{self.action_kind} actions of shape {self.action_shape}"
+            )
+        if self.mask_size and self.mask_size != self.action_dim:
+            raise ValueError(f"a mask of {self.mask_size} for {self.action_dim} actions")
         for bound in (self.action_low, self.action_high):
             if bound is not None and len(bound) != math.prod(self.action_shape):
                 raise ValueError(f"{len(bound)} bounds for actions of shape {self.action_shape}")
@@ -191,8 +216,25 @@ class EnvSpec(BaseModel):
 
     @property
     def action_dim(self) -> int:
-        """Outputs one action needs: flat size (continuous) or `num_actions` (discrete)."""
+        """Outputs one action needs: flat size (continuous), or the number of values (discrete)."""
+        if self.action_sizes:
+            return sum(self.action_sizes)
         return math.prod(self.action_shape) if self.num_actions is None else self.num_actions
+
+    @property
+    def action_entries(self) -> tuple[int, ...]:
+        """Shape of an action in learner units: `()` (discrete), `(K,)` of K parts, or `(A,)`."""
+        return () if self.action_kind == "discrete" else (math.prod(self.action_shape),)
+
+    @property
+    def actions_are_counted(self) -> bool:
+        """Whether actions in learner units are whole numbers, one or several."""
+        return self.action_kind != "continuous"
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Numbers of values of each part of an action that is counted; else empty."""
+        return self.action_sizes if self.num_actions is None else (self.num_actions,)
 
     @property
     def action_limit(self) -> tuple[float, ...] | None:
@@ -200,7 +242,7 @@ class EnvSpec(BaseModel):
 
         It is 1 in a finite box, 0 where the box holds a single value, and infinite without bounds.
         """
-        if self.action_kind == "discrete":
+        if self.actions_are_counted:
             return None
         if self.action_low is None or self.action_high is None:
             return (math.inf,) * self.action_dim
@@ -216,7 +258,8 @@ class EnvSpec(BaseModel):
         """Learner units to environment units.
 
         Continuous: affine from [-1, 1], exact at both ends, clipped to the box, in `action_shape`
-        and `action_dtype`. Discrete: plus `action_start`, int64.
+        and `action_dtype`. Discrete: plus `action_start`, int64; of several parts: plus
+        `action_starts`, in `action_shape` and `action_dtype`.
         """
         return self.action_map.to_env(action)
 
@@ -250,7 +293,7 @@ class EnvSpec(BaseModel):
         Raises:
             SpecMismatch: Naming both tasks, what differs, and `advice`.
         """
-        for name in ("action_kind", "obs_shape", "action_shape", "num_actions"):
+        for name in ("action_kind", "obs_shape", "action_shape", "num_actions", "action_sizes"):
             left, right = getattr(trained, name), getattr(self, name)
             if left != right:
                 raise SpecMismatch(
@@ -316,6 +359,15 @@ def _action_fields(space: spaces.Space[Any], env_id: str) -> dict[str, Any]:
             "action_start": int(space.start),
             "action_dtype": "int64",
         }
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        starts = getattr(space, "start", np.zeros(space.shape, np.int64))
+        return {
+            "action_kind": "multi_discrete",
+            "action_shape": space.shape,
+            "action_sizes": action_sizes(space),
+            "action_starts": tuple(np.ravel(starts).tolist()),
+            "action_dtype": str(space.dtype),
+        }
     if isinstance(space, spaces.Box) and space.shape and np.dtype(space.dtype).kind == "f":
         _require_entries(space, "action", env_id)
         _require_bounds(space, env_id)
@@ -327,10 +379,19 @@ def _action_fields(space: spaces.Space[Any], env_id: str) -> dict[str, Any]:
             "action_high": tuple(space.high.ravel().tolist()),
         }
     raise SpecMismatch(
-        f"environment {env_id}: action space {space} cannot be used, allowed are Discrete and a "
-        "Box of floats "
-        f"with at least one axis; wrap the environment so that it takes one of these"
+        f"environment {env_id}: action space {space} cannot be used, allowed are Discrete, "
+        "MultiDiscrete, MultiBinary and a Box of floats with at least one axis; wrap the "
+        "environment so that it takes one of these"
     )
+
+
+def action_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
+    """Return the numbers of values of the parts of counted actions; empty for all others."""
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),)
+    if isinstance(space, spaces.MultiDiscrete):
+        return tuple(np.ravel(space.nvec).tolist())
+    return (2,) * math.prod(space.shape) if isinstance(space, spaces.MultiBinary) else ()
 
 
 def _require_entries(space: spaces.Box, what: str, env_id: str) -> None:

@@ -29,6 +29,7 @@ from rl_training.models.layers import (
     max_pool,
 )
 from rl_training.models.layers import orthogonal_init as orthogonal
+from rl_training.models.rows import split
 from rl_training.observations import ObservationSpec
 from rl_training.rng import Rng
 
@@ -261,7 +262,7 @@ class PartsEncoder(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Embed rows `[S, B, W]`, giving `[S, B, E]`."""
-        values = self.parts.split(rows)
+        values = split(self.parts, rows)
         features = []
         for index, leaf in enumerate(self.parts.leaves):
             value, key = values[leaf.name], str(index)

@@ -19,6 +19,7 @@ from torch.func import functional_call
 
 from rl_training.errors import SpecMismatch, described
 from rl_training.models.layers import StackedMLP
+from rl_training.models.rows import split
 from rl_training.observations import ObservationSpec
 from rl_training.rng import Rng
 
@@ -87,7 +88,7 @@ class StackedEncoder(nn.Module):
         if self.parts is None:
             x = obs.to(torch.float32)
             return list((x if self.scale is None else x * self.scale).unbind(0))
-        values = self.parts.split(obs)
+        values = split(self.parts, obs)
         shown = {}
         for leaf in self.parts.leaves:
             scale = 1 / 255 if leaf.kind == "image" and leaf.dtype == "uint8" else 1.0

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from rl_training._version import __version__
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError, DataError, MissingExtraError, SpecMismatch
+from rl_training.models.rows import join
 from rl_training.output_files import written_beside
 from rl_training.rng import Rng
 from rl_training.runtime.workflows import LoadedAgent
@@ -88,7 +89,7 @@ class _Exportable(nn.Module):
         if isinstance(obs, Tensor):
             return obs.unsqueeze(0)
         assert parts is not None
-        return parts.join(obs).unsqueeze(0)
+        return join(parts, obs).unsqueeze(0)
 
     def in_units(self, action: Tensor) -> Tensor:
         """Return a learner's actions `[B, ...]` in the units of the task."""
