@@ -28,11 +28,10 @@ from rl_training.testing.contract import (
     flat_state,
     has_settings,
     make_batch,
-    parts_task,
+    parts_tasks,
     pixel_task,
     random_obs,
     small_config,
-    takes_parts,
     takes_pixels,
 )
 from rl_training.tools.collect import CollectPlan, collect_dataset
@@ -54,13 +53,9 @@ CASES = [
     for settings in ({}, RANDOM, NOISY)
     if has_settings(name, settings)
 ] + [
-    pytest.param(name, task(name), {}, id=f"{name}-{kind}")
-    for kind, takes, task in (
-        ("pixels", takes_pixels, pixel_task),
-        ("parts", takes_parts, parts_task),
-    )
+    pytest.param(name, task, {}, id=f"{name}-{task.partition(':')[2] or 'pixels'}")
     for name in algorithm_names()
-    if takes(name)
+    for task in (*([pixel_task(name)] if takes_pixels(name) else []), *parts_tasks(name))
 ]
 
 

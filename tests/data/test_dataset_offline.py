@@ -58,7 +58,7 @@ def test_an_unfinished_last_episode_is_marked_truncated_with_a_note() -> None:
         ({"rewards": np.zeros(4, np.float32)}, "observations has 5 rows, but rewards has 4"),
         ({"rewards": np.zeros(5)}, "rewards must be float32, got float64"),
         ({"actions": np.zeros(5, np.float32)}, r"actions must have 2 axes, got shape \(5,\)"),
-        ({"actions": np.zeros((5, 1), np.int64)}, "actions must have 1 axes"),
+        ({"actions": np.zeros((5, 1, 1), np.int64)}, "actions must have 2 axes"),
         ({"terminations": np.zeros(5)}, "terminations must be bool"),
         ({"next_observations": np.zeros((5, 2), np.float32)}, r"have \(5, 1\)"),
     ],

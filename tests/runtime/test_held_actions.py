@@ -14,12 +14,14 @@ from rl_training.runtime.train import train
 from rl_training.testing.contract import build, flat_state, small_config
 
 ENVS = 2
+OBS = np.zeros((1, ENVS, 3), np.float32)
+"""What is seen is of no account where all actions are allowed."""
 
 
 def test_an_action_is_held_for_so_many_steps_of_its_environment() -> None:
     learner, _ = build("sac", seeds=(3, 4))
     held = HeldActions(learner, ENVS, hold=3)
-    actions = torch.stack([held.at(step * ENVS) for step in range(9)])  # [9, S, n, A]
+    actions = torch.stack([held.at(step * ENVS, OBS) for step in range(9)])  # [9, S, n, A]
     blocks = actions.view(3, 3, *actions.shape[1:])
     assert (blocks == blocks[:, :1]).all()
     drawn = blocks[:, 0].flatten().tolist()
@@ -32,9 +34,9 @@ def test_the_action_follows_from_the_step_alone_and_each_seed_has_its_own() -> N
     before = flat_state(group.state_dict())
     walked = HeldActions(group, ENVS, hold=3)
     for step in range(0, 40, ENVS):
-        last = walked.at(step)
-    assert torch.equal(last, HeldActions(group, ENVS, hold=3).at(38))
-    assert torch.equal(last[1:], HeldActions(single, ENVS, hold=3).at(38))
+        last = walked.at(step, OBS)
+    assert torch.equal(last, HeldActions(group, ENVS, hold=3).at(38, OBS))
+    assert torch.equal(last[1:], HeldActions(single, ENVS, hold=3).at(38, OBS))
     after = flat_state(group.state_dict())
     assert all(torch.equal(torch.as_tensor(before[k]), torch.as_tensor(after[k])) for k in before)
 
@@ -44,7 +46,7 @@ def test_actions_that_are_not_held_are_the_learners_own() -> None:
     second, _ = build("sac")
     held = HeldActions(first, ENVS, hold=1)
     for step in range(3):
-        assert torch.equal(held.at(step * ENVS), second.random_action(ENVS))
+        assert torch.equal(held.at(step * ENVS, OBS), second.random_action(ENVS))
 
 
 def test_a_run_holds_its_random_actions_and_goes_on_inside_one(tmp_path: Path) -> None:

@@ -207,11 +207,10 @@ class ActorCritic(TransitionLearner):
         """Move temperatures and the like by what the losses measured; returns metrics."""
         return {}
 
-    def random_action(self, num_envs: int) -> Tensor:
+    def random_action(self, num_envs: int, allowed: Tensor | None = None) -> Tensor:
         """Draw actions uniformly, continuous ones from [-1, 1]^A."""
         if self.model.discrete:
-            drawn: Tensor = self.rng.integers(self.model.action_dim, num_envs)
-            return drawn
+            return self.random_choice(self.model.action_dim, num_envs, allowed)
         return self.rng.uniform(num_envs, self.model.action_dim) * 2 - 1
 
 

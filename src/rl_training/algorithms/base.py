@@ -31,6 +31,7 @@ from rl_training.data.normalizer import DiscountedReturns, ReturnScale, RunningN
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
+from rl_training.models.heads import uniform_allowed
 from rl_training.models.rows import as_floats, is_number
 from rl_training.observations import ObservationSpec
 from rl_training.rng import Rng
@@ -259,6 +260,8 @@ class Learner(Stateful, Generic[BatchT]):
         """Create the statistics: mean 0 and variance 1 until data is seen."""
         self.obs_parts = _parts_read_by(getattr(self, self.network_names[0]))
         """What rows of observations hold, where the networks take them apart."""
+        self.masks_actions = self.obs_parts is not None and self.obs_parts.mask_size > 0
+        """Whether observations end with the mask of allowed actions."""
         if self.obs_parts is not None:
             self._is_number = transient(is_number(self.obs_parts, self.device))
         self.normalizes = observations_are_normalized(self.config)
@@ -318,6 +321,17 @@ class Learner(Stateful, Generic[BatchT]):
     def as_floats(self, obs: Tensor) -> Tensor:
         """Return observations in the form that is standardised: rows of bytes as their numbers."""
         return obs if self.obs_parts is None else as_floats(self.obs_parts, obs)
+
+    def allowed(self, obs: Tensor) -> Tensor | None:
+        """Tell which actions a task allows in `obs` `[S, B, ...]`: bool `[S, B, A]`.
+
+        None where it allows all everywhere.  Standardising observations leaves the mask as it is.
+        """
+        if not self.masks_actions:
+            return None
+        assert self.obs_parts is not None
+        mask: Tensor = self.obs_parts.allowed(obs)
+        return mask
 
     def normalize(self, obs: Tensor) -> Tensor:
         """Standardise observations `[S, B, ...]` when asked to; of several parts, the numbers."""
@@ -418,9 +432,21 @@ class Learner(Stateful, Generic[BatchT]):
         """
         return 1
 
-    def random_action(self, num_envs: int) -> Tensor:
-        """Draw uniformly random actions `[S, n, ...]` in learner units."""
+    def random_action(self, num_envs: int, allowed: Tensor | None = None) -> Tensor:
+        """Draw uniformly random actions `[S, n, ...]` in learner units.
+
+        Args:
+            num_envs: n.
+            allowed: Which actions are allowed, `[S, n, A]`; None where all are.
+        """
         raise NotImplementedError
+
+    def random_choice(self, num_actions: int, num_envs: int, allowed: Tensor | None) -> Tensor:
+        """Draw one of so many actions for each environment `[S, n]`; arguments as above."""
+        if allowed is not None:
+            return uniform_allowed(self.rng.uniform(num_envs), allowed)
+        drawn: Tensor = self.rng.integers(num_actions, num_envs)
+        return drawn
 
     # Settings and schedules
 

@@ -72,25 +72,29 @@ class BC(TransitionLearner):
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """-E[log pi(a|s)], or E|a - mu(s)|^2, `[S]`; observations as the network sees them."""
-        features = self.model.embed(batch.obs)
-        log_prob, entropy = self.model.log_prob_entropy(features, batch.action)
-        error = action_error(self.model.mode(features), batch.action)
+        features, allowed = self.model.embed(batch.obs), self.allowed(batch.obs)
+        log_prob, entropy = self.model.log_prob_entropy(features, batch.action, allowed)
+        error = action_error(self.model.mode(features, allowed), batch.action)
         row_loss = error if self.config.loss == "mse" else -log_prob
         metrics = {"entropy": entropy.detach(), "action_error": error.detach()}
         return weighted_mean(row_loss, batch.weight), metrics
 
     def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Take the most likely action, or sample one when exploring a likelihood was fitted."""
-        features = self.model.embed(obs)
+        features, allowed = self.model.embed(obs), self.allowed(obs)
         if not explore or self.config.loss == "mse":
-            return self.model.mode(features)
-        return self.model.sample(features, self.model.draw_noise(self.rng, obs.shape[1]))
+            return self.model.mode(features, allowed)
+        return self.model.sample(features, self.model.draw_noise(self.rng, obs.shape[1]), allowed)
 
 
 def action_error(chosen: Tensor, action: Tensor) -> Tensor:
-    """Squared distance `[S, B]` of continuous actions `[S, B, A]`; 1 where discrete ones differ."""
+    """Squared distance `[S, B]` of continuous actions `[S, B, A]`; 1 where discrete ones differ.
+
+    Of multi-discrete ones `[S, B, K]` it is the share of the parts that differ.
+    """
     if not action.is_floating_point():
-        return (chosen != action).float()
+        differs = (chosen != action).float()
+        return differs if action.ndim == 2 else differs.mean(-1)
     return (chosen - action).square().sum(-1)
 
 
@@ -107,7 +111,8 @@ def bc_networks(env: EnvSpec, config: BCConfig, rng: Rng) -> dict[str, nn.Module
         env.obs_dim,
         env.action_dim,
         sizes.head_hidden_sizes if images else sizes.hidden_sizes,
-        discrete=env.action_kind == "discrete",
+        discrete=env.actions_are_counted,
+        action_sizes=env.action_sizes,
         encoder=shared_encoder(env, config, rng, config.activation or "relu"),
         activation=config.activation or "tanh",
         initial_log_std=config.initial_log_std,
@@ -124,7 +129,7 @@ SPEC = AlgorithmSpec(
     learner=BC,
     networks=bc_networks,
     loop=Loop.OFFLINE,
-    action_kinds=("discrete", "continuous"),
+    action_kinds=("discrete", "continuous", "multi_discrete"),
     obs_ndims=(1, 3),
     metrics={
         "loss": "negative log-likelihood, or squared error, of the data's actions",

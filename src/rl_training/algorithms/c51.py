@@ -84,7 +84,8 @@ class C51(ValueBased):
         q = self.q_values(batch.next_obs) if self.config.double else self.mean(probability)
         reward, discount = batch.reward.unsqueeze(-1), batch.discount.unsqueeze(-1)
         moved = td_target(reward, discount, self.atoms())  # [S, B, N]
-        return categorical_projection(moved, of_action(probability, q.argmax(-1)), self.atoms())
+        best = of_action(probability, self.greedy(batch.next_obs, q))
+        return categorical_projection(moved, best, self.atoms())
 
     def td_loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """KL divergence of the prediction from the target, weighted by importance."""

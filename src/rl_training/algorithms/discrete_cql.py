@@ -22,6 +22,7 @@ from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.value_based import ValueBasedConfig
 from rl_training.data.batch import TransitionBatch
+from rl_training.models.heads import best_allowed
 from rl_training.validation import Fraction, PositiveFloat, PositiveInt
 
 
@@ -51,7 +52,8 @@ class DiscreteCQL(DQN):
         """Huber loss of the TD error plus the weighted penalty."""
         q_values = self.q_values(batch.obs)  # [S, B, A]
         td_loss, metrics, size = self.regression(q_values, batch)
-        gap = self.penalty(q_values, batch.action)  # [S, B]
+        # Actions that are not allowed are not off the data: nobody could take them.
+        gap = self.penalty(best_allowed(q_values, self.allowed(batch.obs)), batch.action)  # [S, B]
         loss = add_weighted(td_loss, weighted_mean(gap, batch.weight), self.setting("cql_alpha"))
         return loss, metrics | {"td_loss": td_loss.detach(), "cql_penalty": gap.detach()}, size
 
@@ -65,7 +67,7 @@ class DiscreteCQL(DQN):
     def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Choose the best action, or with probability `exploration` a random one if asked to."""
         best = super().choose(obs)
-        return self.epsilon_greedy(best, self.config.exploration) if explore else best
+        return self.epsilon_greedy(obs, best, self.config.exploration) if explore else best
 
 
 def discrete_cql_loss(learner: DiscreteCQL, batch: TransitionBatch) -> dict[str, Tensor]:

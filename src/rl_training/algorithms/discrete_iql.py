@@ -3,7 +3,7 @@
 IQL with critics that tell Q of every action and a categorical policy.  Although the maximum over
 actions would be at hand, it is not taken: value and target only look at actions of the data.
 
-Overrides: choose.
+Overrides: choose, log_prob.
 Deviations: those of IQL; its paper has continuous actions alone.  The policy is greedy unless it
     samples.
 """
@@ -27,7 +27,14 @@ class DiscreteIQL(IQL):
 
     def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Sample from the policy when exploring, else take its most likely action."""
-        return self.model.sample(obs, self.rng) if explore else self.model.logits(obs).argmax(-1)
+        allowed = self.allowed(obs)
+        if explore:
+            return self.model.sample(obs, self.rng, allowed)
+        return self.model.logits(obs, allowed).argmax(-1)
+
+    def log_prob(self, batch: TransitionBatch) -> Tensor:
+        """Return the policy's log probability of the data's actions, `[S, B]`."""
+        return self.model.log_prob(batch.obs, batch.action, self.allowed(batch.obs))
 
 
 def discrete_iql_loss(learner: DiscreteIQL, batch: TransitionBatch) -> dict[str, Tensor]:

@@ -36,7 +36,8 @@ class DiscreteSACConfig(SACConfig):
     target_entropy: Number | None = None
     """Entropy a learned temperature aims at; null means `target_entropy_share`."""
     target_entropy_share: Fraction = 0.98
-    """Share of the largest entropy, log A, that a learned temperature aims at."""
+    """Share of the largest entropy that a learned temperature aims at: log A, or, where a mask
+    leaves fewer actions, the mean of the logarithm of their number."""
 
 
 class DiscreteSAC(SAC):
@@ -55,7 +56,7 @@ class DiscreteSAC(SAC):
 
     def soft_value(self, obs: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """Mean of Q `[S, B, A]` under the policy, and the policy's entropy, each `[S, B]`."""
-        log_prob = self.model.logits(obs).log_softmax(-1)
+        log_prob = self.model.logits(obs, self.allowed(obs)).log_softmax(-1)
         prob = log_prob.exp()
         return (prob * q).sum(-1), -(prob * log_prob).sum(-1)
 
@@ -78,7 +79,25 @@ class DiscreteSAC(SAC):
 
     def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Sample from the policy when exploring, else take its most likely action."""
-        return self.model.sample(obs, self.rng) if explore else self.model.logits(obs).argmax(-1)
+        allowed = self.allowed(obs)
+        if explore:
+            return self.model.sample(obs, self.rng, allowed)
+        return self.model.logits(obs, allowed).argmax(-1)
+
+    def improve(self, batch: TransitionBatch, measured: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Move actor and temperature when it is their turn; masks bound the entropy."""
+        allowed = self.allowed(batch.obs)
+        if allowed is not None:
+            measured = measured | {"largest_entropy": allowed.sum(-1).log().mean(1)}
+        return super().improve(batch, measured)
+
+    def update_multipliers(self, measured: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Move the temperature towards the target entropy, a share of what masks leave of log A."""
+        if "largest_entropy" in measured and self.config.target_entropy is None:
+            missing = math.log(self.model.action_dim) - measured["largest_entropy"]
+            aim = self.setting("target_entropy_share") * missing
+            measured = measured | {"entropy": measured["entropy"] + aim}
+        return super().update_multipliers(measured)
 
 
 def discrete_sac_loss(learner: DiscreteSAC, batch: TransitionBatch) -> dict[str, Tensor]:

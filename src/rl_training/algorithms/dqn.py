@@ -23,6 +23,7 @@ from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.value_based import Exploration, ValueBased, ValueBasedConfig
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
+from rl_training.models.heads import best_allowed
 from rl_training.models.mlp_q_network import MLPQNetwork, QNetwork
 from rl_training.rng import Rng
 from rl_training.validation import Settings
@@ -42,9 +43,9 @@ class DQN(ValueBased):
         """Value of s' `[S, B]`: max_a Q-(s', a), or Q-(s', argmax_a Q(s', a)) when double."""
         target_q = self.q_values(next_obs, self.target_network)
         if not self.config.double:
-            return target_q.amax(-1)
-        best = self.q_values(next_obs).argmax(-1, keepdim=True)
-        return target_q.gather(-1, best).squeeze(-1)
+            return best_allowed(target_q, self.allowed(next_obs)).amax(-1)
+        best = self.greedy(next_obs, self.q_values(next_obs))
+        return target_q.gather(-1, best.unsqueeze(-1)).squeeze(-1)
 
     def td_loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Huber loss of the TD error, weighted by importance."""

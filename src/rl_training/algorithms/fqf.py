@@ -105,7 +105,7 @@ class FQF(QuantileLearner):
         assert isinstance(target, ImplicitQuantileNetwork)
         embedding = target.embed(next_obs)
         q = self.q_values(next_obs) if self.config.double else self.weighted_q(target, embedding)
-        return of_action(target.quantiles(embedding, tau_hats), q.argmax(-1))
+        return of_action(target.quantiles(embedding, tau_hats), self.greedy(next_obs, q))
 
     def td_loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Quantile Huber loss at the proposed fractions, and the loss of the proposal."""

@@ -122,9 +122,13 @@ class IQL(ActorCritic):
             weight = weight.clamp(max=self.config.max_advantage_weight)
         rows, rate = batch.obs.shape[1], self.config.policy_dropout
         with dropout(self.model.actor, rate, rows, self.rng):
-            log_prob = self.model.log_prob(batch.obs, batch.action)
+            log_prob = self.log_prob(batch)
         loss = -(weight * log_prob).mean(1)
         return loss, {"advantage_mean": advantage, "weight_mean": weight}
+
+    def log_prob(self, batch: TransitionBatch) -> Tensor:
+        """Return the policy's log density at the data's actions, `[S, B]`."""
+        return self.model.log_prob(batch.obs, batch.action)
 
     def td_target(self, batch: TransitionBatch) -> Loss:
         """Bootstrap from the value, r + discount V(s') (Eq. 6): no action is asked for at s'."""

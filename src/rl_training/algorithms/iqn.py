@@ -91,7 +91,7 @@ class IQN(QuantileLearner):
         embedding = target.embed(next_obs)
         chooser = self.q_network if self.config.double else target
         seen = chooser.embed(next_obs) if self.config.double else embedding
-        best = self.sampled_q_values(chooser, seen).argmax(-1)
+        best = self.greedy(next_obs, self.sampled_q_values(chooser, seen))
         tau = self.rng.uniform(next_obs.shape[1], self.config.num_target_quantiles)
         return of_action(target.quantiles(embedding, tau), best)
 

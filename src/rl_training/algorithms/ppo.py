@@ -171,7 +171,7 @@ class PPO(OnPolicyLearner):
         next_obs = self.normalize(batch.next_obs.flatten(1, 2))
         action = batch.action.flatten(1, 2)
         features = self.model.embed(obs)
-        log_prob, _ = self.model.log_prob_entropy(features, action)
+        log_prob, _ = self.model.log_prob_entropy(features, action, self.allowed(obs))
         value = self.model.value(features)
         next_value = self.model.value(self.model.embed(next_obs))
         advantage = gae(
@@ -189,7 +189,8 @@ class PPO(OnPolicyLearner):
         """Clipped surrogate + value error - entropy bonus (Eq. 9), `[S]`, and its parts."""
         config = self.config
         features = self.model.embed(batch.obs)
-        log_prob, entropy = self.model.log_prob_entropy(features, batch.action)
+        allowed = self.allowed(batch.obs)
+        log_prob, entropy = self.model.log_prob_entropy(features, batch.action, allowed)
         value = self.model.value(features)
         advantage = batch.advantage
         if config.normalize_advantage and advantage.shape[1] > 1:
@@ -231,14 +232,15 @@ class PPO(OnPolicyLearner):
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """Sample an action from the policy, given noise `[S, n, A]`."""
-        return self.model.sample(self.model.embed(self.normalize(obs)), noise)
+        shown = self.normalize(obs)
+        return self.model.sample(self.model.embed(shown), noise, self.allowed(shown))
 
     def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Sample from the policy when exploring, else take its mode."""
         if explore:
             noise = self.draw_noise(1, obs.shape[1])[:, 0]
-            return self.model.sample(self.model.embed(obs), noise)
-        return self.model.mode(self.model.embed(obs))
+            return self.model.sample(self.model.embed(obs), noise, self.allowed(obs))
+        return self.model.mode(self.model.embed(obs), self.allowed(obs))
 
 
 def ppo_loss(learner: PPO, batch: RolloutBatch) -> dict[str, Tensor]:
@@ -274,7 +276,8 @@ def ppo_networks(env: EnvSpec, config: PPOConfig, rng: Rng) -> dict[str, nn.Modu
         env.action_dim,
         sizes if actor_sizes is None else actor_sizes,
         critic_hidden_sizes=sizes if critic_sizes is None else critic_sizes,
-        discrete=env.action_kind == "discrete",
+        discrete=env.actions_are_counted,
+        action_sizes=env.action_sizes,
         activation=activation,
         initial_log_std=config.initial_log_std,
         rng=rng,
@@ -290,7 +293,7 @@ SPEC = AlgorithmSpec(
     learner=PPO,
     networks=ppo_networks,
     loop=Loop.ON_POLICY,
-    action_kinds=("discrete", "continuous"),
+    action_kinds=("discrete", "continuous", "multi_discrete"),
     obs_ndims=(1, 3),
     metrics={
         "loss": "whole objective",

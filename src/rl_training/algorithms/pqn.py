@@ -29,6 +29,7 @@ from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.value_based import EpsilonGreedy
 from rl_training.data.batch import RolloutBatch, RolloutRows
 from rl_training.envs.spec import EnvSpec
+from rl_training.models.heads import best_allowed, uniform_allowed
 from rl_training.models.layers import ActivationName
 from rl_training.models.mlp_q_network import QNetwork
 from rl_training.rng import Rng
@@ -92,7 +93,9 @@ class PQN(OnPolicyLearner):
     @torch.no_grad()
     def prepare(self, batch: RolloutBatch) -> Targets:
         """Compute the targets of a rollout from max_a Q(s', a)."""
-        next_value = self.q_network(batch.next_obs.flatten(1, 2)).amax(-1)  # [S, T n]
+        next_obs = batch.next_obs.flatten(1, 2)
+        next_q = best_allowed(self.q_network(next_obs), self.allowed(next_obs))
+        next_value = next_q.amax(-1)  # [S, T n]
         target = lambda_returns(
             batch.reward,
             next_value.view_as(batch.reward),
@@ -137,16 +140,23 @@ class PQN(OnPolicyLearner):
 
     def epsilon_greedy(self, obs: Tensor, noise: Tensor, epsilon: float | Tensor) -> Tensor:
         """Choose the best action, or a random one where noise `[S, n, 2]` says so."""
-        lot, action = noise.unbind(-1)
-        drawn = (action * self.q_network.action_dim).long()
-        return torch.where(lot < epsilon, drawn, self.q_network(obs).argmax(-1))
+        (lot, action), allowed = noise.unbind(-1), self.allowed(obs)
+        drawn = (
+            (action * self.q_network.action_dim).long()
+            if allowed is None
+            else uniform_allowed(action, allowed)
+        )
+        return torch.where(lot < epsilon, drawn, self.best(obs))
+
+    def best(self, obs: Tensor) -> Tensor:
+        """Return the action `[S, n]` of the largest Q among those allowed."""
+        return best_allowed(self.q_network(obs), self.allowed(obs)).argmax(-1)
 
     def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Choose the best action, or when exploring, with probability epsilon, a random one."""
         if explore:
             return self.sample(obs, self.draw_noise(1, obs.shape[1])[:, 0])
-        best: Tensor = self.q_network(obs).argmax(-1)
-        return best
+        return self.best(obs)
 
     def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:  # noqa: ARG002
         """Choose the best action, or a random one by `eval_epsilon`."""

@@ -53,7 +53,7 @@ class QRDQN(QuantileLearner):
         """Quantiles of s' `[S, B, N]` for the action that has the largest mean."""
         quantiles: Tensor = self.target_network(next_obs)  # [S, B, A, N]
         q = self.q_values(next_obs) if self.config.double else quantiles.mean(-1)
-        return of_action(quantiles, q.argmax(-1))
+        return of_action(quantiles, self.greedy(next_obs, q))
 
     def td_loss(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Quantile Huber loss against the target distribution."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,11 +17,9 @@ from torch import nn
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.sources import OfflineToOnlineSettings, replay_settings
-from rl_training.envs.spec import EnvSpec
+from rl_training.envs.spec import ActionKind, EnvSpec
 from rl_training.errors import ConfigError, RLTrainingError, SpecMismatch
 from rl_training.rng import Rng, ShapeRng, TooManyDrawsError
-
-ActionKind = Literal["discrete", "continuous"]
 
 
 class Loop(Enum):

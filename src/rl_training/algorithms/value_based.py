@@ -26,6 +26,7 @@ from rl_training.algorithms.optim import linear
 from rl_training.algorithms.pixel_config import PixelConfig
 from rl_training.algorithms.sources import TransitionReplay
 from rl_training.data.batch import TransitionBatch
+from rl_training.models.heads import best_allowed
 from rl_training.models.layers import ActivationName, fresh_noise, noisy_layers
 from rl_training.state import Scalar
 from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Settings, Sizes
@@ -149,6 +150,10 @@ class ValueBased(TransitionLearner):
     def update_rest(self, measured: dict[str, Tensor]) -> None:
         """Move what has an optimizer of its own, by the losses among the metrics."""
 
+    def greedy(self, obs: Tensor, q: Tensor) -> Tensor:
+        """Return the action `[S, B]` of the largest Q `[S, B, A]` among those allowed in `obs`."""
+        return best_allowed(q, self.allowed(obs)).argmax(-1)
+
     def q_values(self, obs: Tensor, network: nn.Module | None = None) -> Tensor:
         """Return Q of every action `[S, B, A]`."""
         q: Tensor = (network or self.q_network)(obs)
@@ -177,9 +182,11 @@ class ValueBased(TransitionLearner):
     def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Choose the best action, or when exploring, with probability epsilon, a random one."""
         if not explore or not isinstance(self.config, Exploration):
-            return self.q_values(obs).argmax(-1)
+            return self.greedy(obs, self.q_values(obs))
         best = self.best_of_drawn(obs)
-        return best if self.config.noisy else self.epsilon_greedy(best, self.share_random.tensor)
+        if self.config.noisy:
+            return best
+        return self.epsilon_greedy(obs, best, self.share_random.tensor)
 
     def exploring_q_values(self, obs: Tensor) -> Tensor:
         """Return the Q that exploring actions are best for, where it is an estimate by samples."""
@@ -188,20 +195,19 @@ class ValueBased(TransitionLearner):
     def best_of_drawn(self, obs: Tensor) -> Tensor:
         """Choose the best action by an estimate with noise, where the network has any."""
         with self.noise(self.value_network):
-            return self.exploring_q_values(obs).argmax(-1)
+            return self.greedy(obs, self.exploring_q_values(obs))
 
     def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:  # noqa: ARG002
         """Choose the best action by a drawn estimate, or a random one by `eval_epsilon`."""
-        return self.epsilon_greedy(
-            self.best_of_drawn(self.normalize(obs)), self.config.eval_epsilon
-        )
+        shown = self.normalize(obs)
+        return self.epsilon_greedy(shown, self.best_of_drawn(shown), self.config.eval_epsilon)
 
-    def random_action(self, num_envs: int) -> Tensor:
+    def random_action(self, num_envs: int, allowed: Tensor | None = None) -> Tensor:
         """Draw actions uniformly."""
-        action: Tensor = self.rng.integers(self.q_network.action_dim, num_envs)
-        return action
+        return self.random_choice(self.q_network.action_dim, num_envs, allowed)
 
-    def epsilon_greedy(self, best: Tensor, epsilon: float | Tensor) -> Tensor:
-        """Replace actions `[S, n]` by random ones with probability epsilon."""
+    def epsilon_greedy(self, obs: Tensor, best: Tensor, epsilon: float | Tensor) -> Tensor:
+        """Replace the best actions `[S, n]` for `obs` by random ones with probability epsilon."""
         lottery = self.rng.uniform(best.shape[1])
-        return torch.where(lottery < epsilon, self.random_action(best.shape[1]), best)
+        drawn = self.random_action(best.shape[1], self.allowed(obs))
+        return torch.where(lottery < epsilon, drawn, best)

@@ -424,12 +424,17 @@ def _probed(
     try:
         spec = EnvSpec.from_env(env, env_id)
         env.action_space.seed(seed)
-        _check_reset(spec, guarded(env_id, "reset", lambda: env.reset(seed=seed)))
+        last = guarded(env_id, "reset", lambda: env.reset(seed=seed))
+        _check_reset(spec, last)
+        generator = np.random.default_rng(seed)
         for _ in range(num_steps):
-            action = env.action_space.sample()
+            if spec.mask_size:
+                action = spec.allowed_action(last[0], generator)
+            else:
+                action = env.action_space.sample()
             take_step = functools.partial(env.step, action)
-            step = guarded(env_id, f"step({action})", take_step)
-            if _check_step(spec, step):
+            last = guarded(env_id, f"step({action})", take_step)
+            if _check_step(spec, last):
                 break
     except BaseException:
         with suppress(Exception):  # the first error says more

@@ -157,6 +157,8 @@ class EnvSpec(BaseModel):
         """Refuse what no environment gives: a spec may come from a stranger's checkpoint."""
         if (self.action_kind == "discrete") != (self.num_actions is not None):
             raise ValueError(f"num_actions {self.num_actions} of {self.action_kind} actions")
+        if (self.action_kind == "discrete") != (not self.action_shape):
+            raise ValueError(f"{self.action_kind} actions of shape {self.action_shape}")
         parts_of_action = self.action_entries[0] if self.action_kind == "multi_discrete" else 0
         if not len(self.action_sizes) == len(self.action_starts) == parts_of_action:
             raise ValueError(
@@ -206,6 +208,14 @@ class EnvSpec(BaseModel):
     def mask_size(self) -> int:
         """Entries of the mask of allowed actions at the end of each observation; 0 without one."""
         return 0 if self.observation is None else self.observation.mask_size
+
+    def allowed_action(self, obs: Array, generator: np.random.Generator) -> Array:
+        """Draw one of the actions that the mask of an observation `[W]` allows, as the task's."""
+        assert self.observation is not None
+        ends = np.cumsum(self.choices)[:-1]
+        parts = np.split(self.observation.allowed(obs), ends)
+        numbers = [generator.choice(np.flatnonzero(part)) for part in parts]
+        return self.scale_action(np.array(numbers if self.action_sizes else numbers[0]))
 
     @property
     def obs_dim(self) -> int:

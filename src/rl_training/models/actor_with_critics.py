@@ -24,6 +24,7 @@ from rl_training.models.heads import (
     categorical_log_prob_entropy,
     gaussian_log_prob,
     gumbel_sample,
+    only_allowed,
 )
 from rl_training.models.layers import ActivationName, StackedMLP, WeightsName
 from rl_training.models.own_encoder import EncodedMLP
@@ -210,13 +211,14 @@ class MLPDiscreteSACModel(ActorWithCritics):
 
     discrete = True
 
-    def logits(self, obs: Tensor) -> Tensor:
-        """Return the policy's logits `[S, B, A]`."""
-        return self.actor.forward(obs)
+    def logits(self, obs: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """Return the policy's logits `[S, B, A]`; `allowed`, of the same shape, masks actions."""
+        return only_allowed(self.actor.forward(obs), allowed)
 
-    def sample(self, obs: Tensor, rng: Rng) -> Tensor:
+    def sample(self, obs: Tensor, rng: Rng, allowed: Tensor | None = None) -> Tensor:
         """Draw actions `[S, B]` from the policy."""
-        return gumbel_sample(self.logits(obs), rng.exponential(obs.shape[1], self.action_dim).log())
+        noise = rng.exponential(obs.shape[1], self.action_dim).log()
+        return gumbel_sample(self.logits(obs, allowed), noise)
 
     def all_q_values(
         self, obs: Tensor, critic: nn.Module | None = None, members: Tensor | slice | None = None
@@ -390,9 +392,9 @@ class MLPDiscreteIQLModel(MLPDiscreteSACModel, MLPIQLModel):
         """Return what the policy's loss moves."""
         return list(self.actor.parameters())
 
-    def log_prob(self, obs: Tensor, action: Tensor) -> Tensor:
+    def log_prob(self, obs: Tensor, action: Tensor, allowed: Tensor | None = None) -> Tensor:
         """Return the log probability `[S, B]` of actions `[S, B]`."""
-        return categorical_log_prob_entropy(self.logits(obs), action)[0]
+        return categorical_log_prob_entropy(self.logits(obs, allowed), action)[0]
 
 
 class MLPFQLModel(ActorWithCritics):

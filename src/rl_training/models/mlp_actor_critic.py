@@ -27,6 +27,7 @@ class ActorCriticModel(MLPPolicyModel):
         *,
         critic_hidden_sizes: Sequence[int] | None = None,
         discrete: bool,
+        action_sizes: Sequence[int] = (),
         activation: ActivationName = "tanh",
         initial_log_std: float = 0.0,
         rng: Rng,
@@ -40,6 +41,7 @@ class ActorCriticModel(MLPPolicyModel):
             hidden_sizes: Widths of the policy's hidden layers.
             critic_hidden_sizes: Widths of the value's; None is `hidden_sizes`.
             discrete: Categorical policy when true, diagonal Gaussian otherwise.
+            action_sizes: As for `MLPPolicyModel`.
             activation: Name of the activation.
             initial_log_std: Start of the Gaussian's log standard deviation (a free parameter).
             rng: Source of the initial weights; its number of seeds is S.
@@ -49,6 +51,7 @@ class ActorCriticModel(MLPPolicyModel):
             action_dim,
             hidden_sizes,
             discrete=discrete,
+            action_sizes=action_sizes,
             encoder=encoder,
             activation=activation,
             initial_log_std=initial_log_std,

@@ -1,8 +1,8 @@
 """The discriminator of adversarial imitation: does a pair (s, a) come from the expert?
 
 Its logit is that of "expert": D = sigmoid(logit).  Inputs are the observation, or what an encoder
-makes of an image, the action (one-hot where discrete) and, where absorbing states are learned
-about, an indicator of them.
+makes of an image, the action (one-hot where discrete, each part by itself) and, where absorbing
+states are learned about, an indicator of them.
 
 Shapes: S seeds, B batch, E features, I inputs, H hidden.
 """
@@ -33,6 +33,7 @@ class MLPGAILDiscriminator(nn.Module):
         hidden_sizes: Sequence[int] = (64, 64),
         *,
         discrete: bool,
+        action_sizes: Sequence[int] = (),
         encoder: Encoder | None = None,
         spectral_norm: bool = False,
         absorbing: bool = False,
@@ -47,6 +48,7 @@ class MLPGAILDiscriminator(nn.Module):
             hidden_sizes: Widths of the hidden layers; without any, what an observation and what
                 an action are worth is only added.
             discrete: Whether actions are whole numbers.
+            action_sizes: Numbers of values of the parts of a multi-discrete action.
             encoder: What makes features of observations; None lets the layers read them.
             spectral_norm: Divide each weight of the MLP by its largest singular value
                 (arXiv:1802.05957).
@@ -58,6 +60,7 @@ class MLPGAILDiscriminator(nn.Module):
         super().__init__()
         rng = rng or Rng((0,), "discriminator")
         self.obs_dim, self.action_dim, self.discrete = obs_dim, action_dim, discrete
+        self.action_sizes = tuple(action_sizes)
         self.absorbing, self.spectral_norm = absorbing, spectral_norm
         features = obs_dim if encoder is None else encoder.embedding_dim
         self.input_dim = features + action_dim + int(absorbing)
@@ -88,15 +91,16 @@ class MLPGAILDiscriminator(nn.Module):
         return functional.layer_norm(features, features.shape[-1:])
 
     def inputs(self, features: Tensor, action: Tensor) -> Tensor:
-        """Join features `[S, B, E]` and actions `[S, B]` or `[S, B, A]` to `[S, B, I]`.
+        """Join features `[S, B, E]` and actions `[S, B, ...]` to `[S, B, I]`.
 
         A Gaussian policy's actions are those that it drew, and a recording holds those that the
         environment was given: without clipping, the bounds of the box would tell them apart.
         """
         if self.discrete:
-            # Not `one_hot`, which reads the largest action on the host.
-            every = torch.arange(self.action_dim, device=action.device)
-            action = (action.unsqueeze(-1) == every).to(features.dtype)
+            sizes = self.action_sizes or (self.action_dim,)
+            numbers = action.unbind(-1) if self.action_sizes else (action,)
+            each = [one_hot(*part) for part in zip(numbers, sizes, strict=True)]
+            action = torch.cat(each, -1).to(features.dtype)
         else:
             action = action.clamp(-self.action_limit, self.action_limit)
         parts = [features, action]
@@ -158,6 +162,14 @@ class MLPGAILDiscriminator(nn.Module):
     def _singular(self, index: int) -> tuple[Tensor, Tensor]:
         """Left `[S, 1, I]` and right `[S, 1, O]` singular vector of a layer's weight."""
         return self.get_buffer(f"left_{index}"), self.get_buffer(f"right_{index}")
+
+
+def one_hot(number: Tensor, size: int) -> Tensor:
+    """Return `number == 0, 1, ... size - 1`, `[..., size]`.
+
+    Not PyTorch's own, which reads the largest number on the host.
+    """
+    return number.unsqueeze(-1) == torch.arange(size, device=number.device)
 
 
 def _unit(x: Tensor) -> Tensor:

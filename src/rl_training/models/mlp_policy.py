@@ -1,6 +1,6 @@
 """A policy alone: categorical over discrete actions, diagonal Gaussian over continuous ones.
 
-Shapes: S seeds, B batch, A actions or action entries, E embedding.
+Shapes: S seeds, B batch, A actions or action entries, K parts of an action, E embedding.
 """
 
 from __future__ import annotations
@@ -10,12 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.heads import (
-    LOG_SQRT_2PI,
-    categorical_log_prob_entropy,
-    gaussian_log_prob,
-    gumbel_sample,
-)
+from rl_training.models.heads import LOG_SQRT_2PI, Choices, gaussian_log_prob, only_allowed
 from rl_training.models.layers import ActivationName, StackedMLP
 from rl_training.models.mlp_q_network import Encoder
 from rl_training.rng import Rng
@@ -24,7 +19,8 @@ from rl_training.rng import Rng
 class MLPPolicyModel(nn.Module):
     """Policy with orthogonal weights, for S seeds, on observations or an encoder's features.
 
-    Everything but `embed` takes embedded observations, which vectors are as they stand.
+    Everything but `embed` takes embedded observations, which vectors are as they stand, and, where
+    the task says which actions are allowed, that mask `[S, B, A]`.
     """
 
     def __init__(
@@ -34,6 +30,7 @@ class MLPPolicyModel(nn.Module):
         hidden_sizes: Sequence[int] = (64, 64),
         *,
         discrete: bool,
+        action_sizes: Sequence[int] = (),
         encoder: Encoder | None = None,
         activation: ActivationName = "tanh",
         initial_log_std: float = 0.0,
@@ -46,6 +43,8 @@ class MLPPolicyModel(nn.Module):
             action_dim: Number of discrete actions, or length of a continuous one.
             hidden_sizes: Widths of the hidden layers.
             discrete: Categorical policy when true, diagonal Gaussian otherwise.
+            action_sizes: Numbers of values of the parts of a multi-discrete action, `action_dim`
+                together; each part has a categorical policy of its own.
             encoder: What makes features of observations; None lets the layers read them.
             activation: Name of the activation.
             initial_log_std: Start of the Gaussian's log standard deviation (a free parameter).
@@ -54,6 +53,7 @@ class MLPPolicyModel(nn.Module):
         super().__init__()
         rng = rng or Rng((0,), "model")
         self.obs_dim, self.action_dim, self.discrete = obs_dim, action_dim, discrete
+        self.choices = Choices(action_dim, action_sizes)
         self.embedding_dim = obs_dim if encoder is None else encoder.embedding_dim
         # A small last layer makes the first policy nearly uniform (Andrychowicz et al., 2020).
         self.actor = StackedMLP(
@@ -80,29 +80,34 @@ class MLPPolicyModel(nn.Module):
         if self.encoder is not None:
             yield from self.encoder.parameters()
 
-    def mode(self, obs: Tensor) -> Tensor:
-        """Return the most likely action."""
-        out = self.actor.forward(obs)
-        return out.argmax(-1) if self.discrete else out
+    def logits(self, obs: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """Return the logits of a categorical policy, `[S, B, A]`."""
+        return only_allowed(self.actor.forward(obs), allowed)
 
-    def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
-        """Sample an action; `noise` is log-exponential when discrete, else normal."""
-        out = self.actor.forward(obs)
+    def mode(self, obs: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """Return the most likely action."""
         if self.discrete:
-            return gumbel_sample(out, noise)
-        return torch.addcmul(out, self.log_std.exp(), noise)
+            return self.choices.mode(self.logits(obs, allowed))
+        return self.actor.forward(obs)
+
+    def sample(self, obs: Tensor, noise: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """Sample an action; `noise` is log-exponential when discrete, else normal."""
+        if self.discrete:
+            return self.choices.sample(self.logits(obs, allowed), noise)
+        return torch.addcmul(self.actor.forward(obs), self.log_std.exp(), noise)
 
     def draw_noise(self, rng: Rng, *shape: int) -> Tensor:
         """Draw the noise that `sample` takes, `[S, *shape, A]`."""
         size = (*shape, self.action_dim)
         return rng.exponential(*size).log_() if self.discrete else rng.normal(*size)
 
-    def log_prob_entropy(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def log_prob_entropy(
+        self, obs: Tensor, action: Tensor, allowed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return log density and entropy of the policy, each `[S, B]`."""
-        out = self.actor.forward(obs)
         if self.discrete:
-            return categorical_log_prob_entropy(out, action)
-        noise = (action - out) * torch.exp(-self.log_std)
+            return self.choices.log_prob_entropy(self.logits(obs, allowed), action)
+        noise = (action - self.actor.forward(obs)) * torch.exp(-self.log_std)
         log_prob = gaussian_log_prob(noise, self.log_std)
         entropy = (self.log_std + 0.5 + LOG_SQRT_2PI).sum(-1).expand_as(log_prob)
         return log_prob, entropy

@@ -107,15 +107,24 @@ class HeldActions:
         self._learner, self._num_envs, self._hold = learner, num_envs, hold
         self._number, self._action = -1, torch.empty(0)
 
-    def at(self, step: int) -> Tensor:
-        """Return the actions `[S, n, ...]` of the step that begins after `step` steps per seed."""
+    def at(self, step: int, obs: NDArray[Any]) -> Tensor:
+        """Return the actions `[S, n, ...]` of the step that begins after `step` steps per seed.
+
+        Args:
+            step: Steps of a seed so far.
+            obs: What is seen now, `[S, n, ...]`; it may allow some actions alone.
+        """
+        learner, allowed = self._learner, None
+        if learner.masks_actions:
+            allowed = learner.allowed(torch.from_numpy(obs).to(learner.device))
         if self._hold == 1:
-            return self._learner.random_action(self._num_envs)
+            return learner.random_action(self._num_envs, allowed)
         number = step // (self._num_envs * self._hold)
-        if number != self._number:
-            seeds = [derive_seed(seed, "random action", number) for seed in self._learner.seeds]
-            with self._learner.drawing_from(Rng(seeds, "held", self._learner.device)):
-                self._action = self._learner.random_action(self._num_envs)
+        # Masks change from step to step: the same lots then choose among what is allowed now.
+        if number != self._number or allowed is not None:
+            seeds = [derive_seed(seed, "random action", number) for seed in learner.seeds]
+            with learner.drawing_from(Rng(seeds, "held", learner.device)):
+                self._action = learner.random_action(self._num_envs, allowed)
             self._number = number
         return self._action
 
@@ -142,7 +151,7 @@ class _Actor:
             if self.acting is not None and self.collector.at_start:
                 self.acting.begin_episodes(self.collector.starts())
             if self._acts_randomly():
-                return HostCopy.of(self.held.at(self.session.step))
+                return HostCopy.of(self.held.at(self.session.step, self.collector.obs))
             return self.runner.act(self.collector.obs)
 
     def take_in(self, seen: StepArrays, due: int) -> HostCopy | None:

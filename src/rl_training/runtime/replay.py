@@ -123,15 +123,14 @@ def _replay(
     num_envs: int,
     learner: AnyLearner,
 ) -> ReplayBuffer:
-    discrete = spec.action_kind == "discrete"
     row = _row_bytes(config, spec, learner)
     needed = row * config.buffer_capacity * learner.num_seeds
     require_free(needed, f"algo_kwargs.buffer_capacity {config.buffer_capacity}", learner.device)
     return kind(
         config.buffer_capacity,
         spec.obs_shape,
-        () if discrete else (spec.action_dim,),
-        action_dtype=torch.int64 if discrete else torch.float32,
+        spec.action_entries,
+        action_dtype=torch.int64 if spec.actions_are_counted else torch.float32,
         obs_dtype=torch.uint8 if spec.obs_in_bytes else torch.float32,
         num_envs=num_envs,
         seeds=learner.seeds,

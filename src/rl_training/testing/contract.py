@@ -27,6 +27,7 @@ from rl_training.envs.spec import EnvSpec
 from rl_training.envs.tasks.games import Catch
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec, import_plugin
+from rl_training.models.heads import uniform_allowed
 from rl_training.runtime.replay import load_buffer
 from rl_training.state import leaves_in
 
@@ -117,7 +118,11 @@ def names_under_test() -> tuple[str, ...]:
 
 
 Batch = TransitionBatch | RolloutBatch | SequenceBatch
-TASK = {"continuous": "Pendulum-v1", "discrete": "CartPole-v1"}
+TASK = {
+    "continuous": "Pendulum-v1",
+    "discrete": "CartPole-v1",
+    "multi_discrete": f"{__name__}:Switches",
+}
 PIXEL_TASK = "rl_training/Catch-v0"
 
 
@@ -156,46 +161,55 @@ class SteeredCatch(SteeredImages):
         return Catch._obs(self)
 
 
+class Refused(AssertionError):
+    """An action that the mask of a task does not allow was taken."""
+
+
 class Parts(gym.Env[dict[str, Any], Any]):
-    """Random observations of every kind of part, and a reward for large actions."""
+    """Random observations of every kind of part, and a reward for large actions.
 
-    def __init__(self, *, discrete: bool = True, large: bool = True) -> None:
-        """Set the task up.
+    Of discrete actions some are allowed at a time, at least one of each part; others end the run.
+    """
 
-        Args:
-            discrete: Whether actions are.
-            large: Whether the observation is more than a vector.
-        """
+    sizes: tuple[int, ...] = (3,)
+    """Numbers of values of each part of an action; empty where actions are continuous."""
+
+    def __init__(self) -> None:
+        """Set the task up."""
         numbers = spaces.Box(-np.inf, np.inf, (3,), np.float64)
         whole = spaces.Discrete(4, start=1)
         parts: dict[str, Any] = {
             "state": spaces.Tuple((numbers, whole)),
             "keys": spaces.MultiBinary(2),
             "tools": spaces.MultiDiscrete([2, 3]),
+            "camera": spaces.Box(0, 255, (6, 6, 3), np.uint8),
+            "room": spaces.Discrete(600),
         }
-        if large:
-            parts |= {
-                "camera": spaces.Box(0, 255, (6, 6, 3), np.uint8),
-                "room": spaces.Discrete(600),
-            }
+        self.action_space: Any = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        if self.sizes:
+            parts["action_mask"] = spaces.MultiBinary(sum(self.sizes))
+            self.action_space = spaces.Discrete(self.sizes[0], start=2)
+        if len(self.sizes) > 1:
+            self.action_space = spaces.MultiDiscrete(list(self.sizes), start=[2] * len(self.sizes))
         self.observation_space = spaces.Dict(parts)
-        self.action_space: Any = spaces.Discrete(3)
-        if not discrete:
-            self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self._time = 0
+        self._mask = np.ones(sum(self.sizes), np.int8)
 
     def _obs(self) -> dict[str, Any]:
         draw = self.np_random.integers
-        values = {
+        values: dict[str, Any] = {
             "state": (self.np_random.normal(size=3), int(draw(1, 5))),
             "keys": draw(0, 2, 2).astype(np.int8),
             "tools": draw(0, [2, 3]),
             "camera": draw(0, 256, (6, 6, 3)).astype(np.uint8),
             "room": int(draw(600)),
         }
-        space = self.observation_space
-        assert isinstance(space, spaces.Dict)
-        return {name: values[name] for name in space.spaces}
+        if self.sizes:
+            masks = [draw(0, 2, size) for size in self.sizes]
+            for mask in masks:
+                mask[draw(len(mask))] = 1
+            values["action_mask"] = self._mask = np.concatenate(masks).astype(np.int8)
+        return values
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         """Begin an episode of 20 steps."""
@@ -206,22 +220,64 @@ class Parts(gym.Env[dict[str, Any], Any]):
     def step(self, action: Any) -> Any:
         """Pay the sum of the action."""
         self._time += 1
+        if self.sizes:
+            first = np.cumsum((0, *self.sizes[:-1]))
+            if not self._mask[first + np.ravel(action) - 2].all():
+                raise Refused(f"action {action} with mask {self._mask}")
         return self._obs(), float(np.sum(action)), self._time >= 20, False, {}
 
     def get_state(self) -> dict[str, Any]:
         """Return what the next steps depend on, beside the generator."""
-        return {"time": self._time}
+        return {"time": self._time, "mask": self._mask.copy()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-        self._time = state["time"]
+        self._time, self._mask = state["time"], state["mask"].copy()
 
 
 class SteeredParts(Parts):
     """The same with continuous actions."""
 
+    sizes = ()
+
+
+class SwitchedParts(Parts):
+    """The same with actions of two whole numbers."""
+
+    sizes = (3, 2)
+
+
+class Switches(gym.Env[Any, Any]):
+    """Show a number for each of two switches; an action pays for each that is set to its number."""
+
     def __init__(self) -> None:
-        super().__init__(discrete=False)
+        """Set the task up."""
+        self.observation_space = spaces.Box(0.0, 2.0, (2,), np.float32)
+        self.action_space: Any = spaces.MultiDiscrete([3, 2], start=[1, 0])
+        self._wanted = np.zeros(2, np.int64)
+
+    def _obs(self) -> Any:
+        self._wanted = self.np_random.integers(0, [3, 2])
+        return self._wanted.astype(np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin an episode; only a limit of steps ends it."""
+        super().reset(seed=seed, options=options)
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        """Count the switches that were set well."""
+        assert self.action_space.contains(action), action
+        right = np.asarray(action) - (1, 0) == self._wanted
+        return self._obs(), float(right.sum()), False, False, {}
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what the next steps depend on, beside the generator."""
+        return {"wanted": self._wanted.copy()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._wanted = state["wanted"].copy()
 
 
 def pixel_task(algo: str) -> str:
@@ -236,10 +292,23 @@ def image_task(algo: str) -> str:
     return f"{__name__}:{'CatchImages' if discrete else 'SteeredImages'}"
 
 
+PARTS_TASKS: dict[str, type[Parts]] = {
+    "discrete": Parts,
+    "continuous": SteeredParts,
+    "multi_discrete": SwitchedParts,
+}
+
+
+def parts_tasks(algo: str) -> list[str]:
+    """Return tasks whose observations have every kind of part, one for each kind of its actions."""
+    spec = get_algorithm_spec(algo)
+    kinds = spec.action_kinds if spec.takes_parts else ()
+    return [f"{__name__}:{PARTS_TASKS[kind].__name__}" for kind in kinds]
+
+
 def parts_task(algo: str) -> str:
-    """Return a task whose observations have every kind of part, and whose actions it takes."""
-    discrete = "discrete" in get_algorithm_spec(algo).action_kinds
-    return f"{__name__}:{'Parts' if discrete else 'SteeredParts'}"
+    """Return the first of them."""
+    return parts_tasks(algo)[0]
 
 
 def small_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:
@@ -323,12 +392,14 @@ def _one_seed(algo: str, env: EnvSpec, seed: int, key: int) -> Batch:
     def normal(*shape: int) -> Tensor:
         return torch.randn((*lead, *shape), generator=generator)
 
-    if env.action_kind == "discrete":
-        action = torch.randint(env.action_dim, lead, generator=generator)
+    if env.actions_are_counted:
+        numbers = [torch.randint(size, lead, generator=generator) for size in env.choices]
+        action = numbers[0] if env.action_kind == "discrete" else torch.stack(numbers, -1)
     else:
         action = normal(env.action_dim).tanh()
     ended = torch.rand(lead, generator=generator) < 0.2
-    common = {"obs": random_obs(env, lead, generator), "action": action, "reward": normal()}
+    obs = random_obs(env, lead, generator)
+    common = {"obs": obs, "action": nearest_allowed(env, obs, action), "reward": normal()}
     if sequences:
         first = torch.rand(lead, generator=generator) < 0.2
         first[..., 0] = True
@@ -341,6 +412,23 @@ def _one_seed(algo: str, env: EnvSpec, seed: int, key: int) -> Batch:
         common["next_action"] = normal(env.action_dim).tanh()
         common["next_action_mask"] = (torch.rand(lead, generator=generator) < 0.8).float()
     return TransitionBatch(**common, discount=0.99 * (~ended).float())
+
+
+def nearest_allowed(env: EnvSpec, obs: Tensor, action: Tensor) -> Tensor:
+    """Replace those parts of actions that the task does not allow in `obs` by some that it does."""
+    if env.observation is None or not env.mask_size:
+        return action
+    masks = torch.split(env.observation.allowed(obs), list(env.choices), -1)
+    numbers = [action] if env.action_kind == "discrete" else action.unbind(-1)
+    parts = [
+        torch.where(
+            mask.gather(-1, number.unsqueeze(-1)).squeeze(-1),
+            number,
+            uniform_allowed((number + 0.5) / mask.shape[-1], mask),
+        )
+        for number, mask in zip(numbers, masks, strict=True)
+    ]
+    return parts[0] if env.action_kind == "discrete" else torch.stack(parts, -1)
 
 
 def random_obs(env: EnvSpec, lead: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -40,11 +40,10 @@ from rl_training.testing.contract import (
     build,
     has_settings,
     names_under_test,
-    parts_task,
+    parts_tasks,
     pixel_task,
     rate_name,
     small_config,
-    takes_parts,
     takes_pixels,
     varying_values,
 )
@@ -160,7 +159,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         *OWN_WAYS.get(name, []),
         {"varied": grid_of(name)},
         *([{"task": pixel_task(name)}] if takes_pixels(name) else []),
-        *([{"task": parts_task(name)}] if takes_parts(name) else []),
+        *({"task": task} for task in parts_tasks(name)),
     )
 ]
 

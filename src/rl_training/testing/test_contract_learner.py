@@ -23,18 +23,18 @@ from rl_training.testing.contract import (
     flat_state,
     make_batch,
     names_under_test,
+    nearest_allowed,
     no_host_reads,
-    parts_task,
+    parts_tasks,
     pixel_task,
     random_obs,
-    takes_parts,
     takes_pixels,
 )
 
 CASES = [
     *((n, TASK[kind]) for n in names_under_test() for kind in get_algorithm_spec(n).action_kinds),
     *((n, pixel_task(n)) for n in names_under_test() if takes_pixels(n)),
-    *((n, parts_task(n)) for n in names_under_test() if takes_parts(n)),
+    *((n, task) for n in names_under_test() for task in parts_tasks(n)),
 ]
 every_case = pytest.mark.parametrize(("algo", "task"), CASES)
 
@@ -178,8 +178,10 @@ def test_act_is_valid_and_deterministic_when_asked(algo: str, task: str) -> None
             action = learner.act(obs, explore=explore)
             assert action.shape[:2] == (2, 5)
             scaled = env.scale_action(action.numpy().reshape(10, *action.shape[2:]))
-            if env.action_kind == "discrete":
-                assert ((scaled >= 0) & (scaled < env.action_dim)).all()
+            if env.actions_are_counted:
+                index = env.unscale_action(scaled)
+                assert ((index >= 0) & (index < (env.action_sizes or env.action_dim))).all()
+                assert torch.equal(nearest_allowed(env, obs, action), action)
             else:
                 assert (scaled >= env.action_low).all()
                 assert (scaled <= env.action_high).all()

@@ -23,9 +23,8 @@ from rl_training.testing.contract import (
     has_settings,
     image_task,
     names_under_test,
-    parts_task,
+    parts_tasks,
     small_config,
-    takes_parts,
     takes_pixels,
 )
 
@@ -115,9 +114,9 @@ RESUMES += [
     if takes_pixels(name)
 ]
 RESUMES += [
-    pytest.param(name, {"task": parts_task(name), "env_kwargs": {}}, id=f"{name}-parts")
+    pytest.param(name, {"task": task, "env_kwargs": {}}, id=f"{name}-{task.partition(':')[2]}")
     for name in names_under_test()
-    if takes_parts(name)
+    for task in parts_tasks(name)
 ]
 
 

@@ -97,6 +97,9 @@ class _Exportable(nn.Module):
         if spec.action_kind == "discrete":
             return action + spec.action_start
         dtype = getattr(torch, spec.action_dtype)
+        if spec.actions_are_counted:
+            action = action + torch.tensor(spec.action_starts)
+            return action.to(dtype).reshape(-1, *spec.action_shape)
         action = action.reshape(-1, *spec.action_shape)
         if not self.bounded:
             return action.to(dtype)
@@ -217,6 +220,7 @@ def describe(agent: LoadedAgent) -> dict[str, Any]:
         "action_kind": spec.action_kind,
         "action_shape": list(spec.action_shape),
         "num_actions": spec.num_actions,
+        "action_sizes": list(spec.action_sizes),
         "action_low": spec.action_low,
         "action_high": spec.action_high,
     }

@@ -361,7 +361,11 @@ class Dreamer(Learner[SequenceBatch]):
         """Act on `obs` `[S, n, ...]` as at the start of an episode."""
         return self.act_from(self.initial_acting_state(obs.shape[1]), obs, explore=explore)
 
-    def random_action(self, num_envs: int) -> Tensor:
+    def random_action(
+        self,
+        num_envs: int,
+        allowed: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         """Draw uniformly random actions."""
         if self.actor.discrete:
             return self.rng.integers(self.actor.action_dim, num_envs)

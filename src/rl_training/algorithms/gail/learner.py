@@ -95,9 +95,10 @@ class GAIL(PPO):
         for _ in range(config.bc_warmup_updates):
             index = self.rng.integers(expert.num_rows, config.discriminator_batch_size)
             obs, action, _ = expert.take(index)
-            features = self.model.embed(self.normalize(obs))
+            shown = self.normalize(obs)
+            features = self.model.embed(shown)
             if self.model.discrete:
-                row_loss = -self.model.log_prob_entropy(features, action)[0]
+                row_loss = -self.model.log_prob_entropy(features, action, self.allowed(shown))[0]
             else:
                 row_loss = action_error(self.model.mode(features), action)
             optimizer.minimize(row_loss.mean(1))
@@ -225,23 +226,24 @@ class GAIL(PPO):
         return own
 
     def expected_logit(self, pairs: Pairs, features: Tensor) -> Tensor:
-        """Return E_{a ~ pi(.|s)}[logit(s, a)], `[S, R]`: a sum where actions are discrete.
+        """Return E_{a ~ pi(.|s)}[logit(s, a)], `[S, R]`: a sum where an action is one number.
 
         Args:
             pairs: Whose states they are.
             features: What the discriminator sees of them, `[S, R, E]`.
         """
         join = self.discriminator.inputs
-        embedding = self.model.embed(self.normalize(pairs.obs))
-        if self.model.discrete:
+        shown = self.normalize(pairs.obs)
+        embedding, allowed = self.model.embed(shown), self.allowed(shown)
+        if self.model.discrete and not self.model.choices.sizes:
             total = torch.zeros_like(pairs.ended)
             for action in range(self.model.action_dim):
                 same = torch.full_like(pairs.action, action)
-                chance = self.model.log_prob_entropy(embedding, same)[0].exp()
+                chance = self.model.log_prob_entropy(embedding, same, allowed)[0].exp()
                 total = total + chance * self.logits_of(join(features, same))
             return total
         noise = self.model.draw_noise(self.rng, CONDITIONAL_SAMPLES, pairs.num_rows)
-        drawn = [self.model.sample(embedding, part) for part in noise.unbind(1)]
+        drawn = [self.model.sample(embedding, part, allowed) for part in noise.unbind(1)]
         logits = [self.logits_of(join(features, action)) for action in drawn]
         return torch.stack(logits).mean(0)
 
@@ -283,7 +285,8 @@ def gail_networks(env: EnvSpec, config: GAILConfig, rng: Rng) -> dict[str, nn.Mo
         env.obs_dim,
         env.action_dim,
         sizes,
-        discrete=env.action_kind == "discrete",
+        discrete=env.actions_are_counted,
+        action_sizes=env.action_sizes,
         encoder=encoder,
         spectral_norm=config.spectral_norm,
         absorbing=config.absorbing_states,
@@ -302,7 +305,7 @@ SPEC = AlgorithmSpec(
     networks=gail_networks,
     loop=Loop.ON_POLICY,
     phases=(Phase.DEMONSTRATIONS,),
-    action_kinds=("discrete", "continuous"),
+    action_kinds=("discrete", "continuous", "multi_discrete"),
     obs_ndims=(1, 3),
     metrics={
         **PPO_SPEC.metrics,

@@ -252,6 +252,10 @@ class Planned(TransitionLearner):
         share = weights / config.num_ensembles  # of all seeds
         return 2.0 * rows * config.planning_horizon * num_envs * share
 
-    def random_action(self, num_envs: int) -> Tensor:
+    def random_action(
+        self,
+        num_envs: int,
+        allowed: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         """Draw actions uniformly from [-1, 1]^A."""
         return self.rng.uniform(num_envs, self.dynamics_model.action_dim) * 2 - 1

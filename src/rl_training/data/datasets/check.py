@@ -203,7 +203,7 @@ def _outside_box(subject: Subject) -> Iterator[Finding]:
     if subject.task is None:
         return
     actions, task = subject.data.actions, subject.task
-    discrete = subject.data.is_discrete
+    discrete = subject.data.is_discrete or bool(task.action_sizes)
     rows = rows_outside_box(actions, task)
     low, high = range_of(actions)
     message = f"actions lie outside the box of {task.env_id}"
@@ -230,8 +230,8 @@ def _outside_box(subject: Subject) -> Iterator[Finding]:
 
 
 def _saturated(subject: Subject) -> Iterator[Finding]:
-    data = subject.data
-    if data.is_discrete:
+    data, task = subject.data, subject.task
+    if data.is_discrete or (task is not None and task.action_sizes):
         return
     low, high = range_of(data.actions)
     at_border = count_at_border(data.actions, low, high)

@@ -368,7 +368,8 @@ def _check_columns(dataset: OfflineDataset) -> None:
                 "every column needs one row per transition"
             )
     axes = {"rewards": 1, "terminations": 1, "truncations": 1}
-    axes["actions"] = 1 if dataset.is_discrete else 2
+    one_number = dataset.is_discrete and dataset.actions.ndim == 1
+    axes["actions"] = 1 if one_number else 2
     for name, count in axes.items():
         column = getattr(dataset, name)
         if column.ndim != count:

@@ -165,7 +165,12 @@ def _flat_actions(space: spaces.Space[Any], values: Any, where: str) -> Array:
     if isinstance(space, spaces.Box):
         actions = np.asarray(values, np.float32)
         return actions.reshape(len(actions), math.prod(space.shape))
-    raise DataError(f"{where}: action space {space} cannot be used; allowed are Box and Discrete")
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        return np.asarray(values, np.float32).reshape(len(values), -1)
+    raise DataError(
+        f"{where}: action space {space} cannot be used; allowed are Box, Discrete, MultiDiscrete "
+        "and MultiBinary"
+    )
 
 
 def write_minari(

@@ -68,6 +68,11 @@ def _actions(task: TaskSpec, rng: np.random.Generator, episodes: int) -> tuple[A
         index = rng.integers(0, task.num_actions, (episodes, LONGEST))
         table = rng.normal(size=(task.num_actions, width))
         return index + task.action_start, 0.3 * table[index]
+    if task.action_sizes:
+        sizes, starts = np.array(task.action_sizes), np.array(task.action_starts)
+        index = rng.integers(0, sizes, (episodes, LONGEST, len(sizes)))
+        effect = 0.3 * (index / sizes) @ rng.normal(size=(len(sizes), width))
+        return (index + starts).astype(np.float32), effect
     size = math.prod(task.action_shape)
     unit = rng.uniform(-1.0, 1.0, (episodes, LONGEST, size))
     effect = 0.3 * unit @ rng.normal(size=(size, width))

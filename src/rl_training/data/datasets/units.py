@@ -1,7 +1,8 @@
 """How the rows of a dataset fit a task: shapes, dtypes, and actions in learner units.
 
-Learner units are vectors of continuous actions in [-1, 1] and discrete actions from 0.
-Shapes: N rows, A action entries.
+Learner units are vectors of continuous actions in [-1, 1] and discrete actions from 0.  Actions of
+several whole numbers are floats in a dataset as it was recorded, since only the task tells that
+they are counted.  Shapes: N rows, A action entries.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ class TaskSpec(Protocol):
     @property
     def action_start(self) -> int: ...  # noqa: D102
     @property
+    def action_sizes(self) -> tuple[int, ...]: ...  # noqa: D102
+    @property
+    def action_starts(self) -> tuple[int, ...]: ...  # noqa: D102
+    @property
     def action_low(self) -> tuple[float, ...] | None: ...  # noqa: D102
     @property
     def action_high(self) -> tuple[float, ...] | None: ...  # noqa: D102
@@ -76,15 +81,21 @@ def check_fits(observations: Array, actions: Array, task: TaskSpec, name: str) -
             f"{'images' if task.observation is None else 'rows'}; store them as uint8"
         )
     discrete = actions.dtype.kind == "i"
-    if discrete != (task.action_kind == "discrete"):
+    if not task.action_sizes and discrete != (task.action_kind == "discrete"):
         found = "whole numbers (discrete)" if discrete else "real numbers (continuous)"
         raise DataError(
             f"{name}: actions are {found}, but {task.env_id} takes {task.action_kind} ones; use "
             "data of this task, or set env_id to the data's task"
         )
-    if not discrete and actions.shape[1] != math.prod(task.action_shape):
+    if task.num_actions is not None and actions.ndim != 1:
         raise DataError(
-            f"{name}: actions have {actions.shape[1]} entries, but {task.env_id} takes "
+            f"{name}: actions have shape {actions.shape}, but {task.env_id} takes single whole "
+            f"numbers; store one per row, of shape ({len(actions)},)"
+        )
+    entries = 1 if actions.ndim == 1 else actions.shape[1]
+    if entries != math.prod(task.action_shape):
+        raise DataError(
+            f"{name}: actions have {entries} entries, but {task.env_id} takes "
             f"{math.prod(task.action_shape)}; use data of this task, or set env_id to the data's "
             "task"
         )
@@ -100,6 +111,11 @@ def rows_outside_box(actions: Array, task: TaskSpec) -> NDArray[np.int64]:
 
 
 def _outside(actions: Array, task: TaskSpec) -> NDArray[np.bool_]:
+    if task.action_sizes:
+        values = actions.reshape(len(actions), -1)
+        index = values - np.array(task.action_starts)
+        counted = (index >= 0) & (index < np.array(task.action_sizes)) & (index == np.floor(index))
+        return any_in_row(~counted)
     if actions.dtype.kind == "i":
         assert task.num_actions is not None
         return (actions < task.action_start) | (actions >= task.action_start + task.num_actions)
@@ -114,6 +130,9 @@ def box_text(task: TaskSpec) -> str:
     """Say which actions a task takes."""
     if task.num_actions is not None:
         return f"{task.action_start} to {task.action_start + task.num_actions - 1}"
+    if task.action_sizes:
+        ranges = zip(task.action_starts, task.action_sizes, strict=True)
+        return " x ".join(f"{start} to {start + size - 1}" for start, size in ranges)
     assert task.action_low is not None
     assert task.action_high is not None
     lows, highs = sorted(set(task.action_low)), sorted(set(task.action_high))
@@ -141,7 +160,9 @@ def learner_actions(
         DataError: For an action outside the box that is not clipped, naming row, value and box.
     """
     note = check_actions(actions, task, name, clip=clip)
-    mapped = np.empty(actions.shape, actions.dtype)
+    counted = bool(task.action_sizes)
+    shape = (len(actions), len(task.action_sizes)) if counted else actions.shape
+    mapped = np.empty(shape, np.int64 if counted else actions.dtype)
     for block in column_blocks(actions):
         mapped[block] = to_learner_units(actions[block], task)
     return mapped, note
@@ -149,10 +170,10 @@ def learner_actions(
 
 def to_learner_units(actions: Array, task: TaskSpec) -> Array:
     """Map checked actions to learner units; each row by itself."""
-    if actions.dtype.kind == "i":
+    if actions.dtype.kind == "i" and not task.action_sizes:
         return task.unscale_action(actions)
-    shaped = actions.reshape(-1, *task.action_shape)
-    return task.unscale_action(shaped).astype(np.float32, copy=False)
+    units = task.unscale_action(actions.reshape(-1, *task.action_shape))
+    return units if task.action_sizes else units.astype(np.float32, copy=False)
 
 
 def check_actions(actions: Array, task: TaskSpec, name: str, *, clip: bool) -> str | None:
@@ -167,7 +188,8 @@ def check_actions(actions: Array, task: TaskSpec, name: str, *, clip: bool) -> s
     row, box = int(outside[0]), box_text(task)
     value = np.array2string(np.asarray(actions[row]), precision=6, threshold=8)
     found = f"{len(outside)} of {len(actions)} actions lie outside {task.env_id}'s box {box}"
-    if not clip or actions.dtype.kind == "i":
-        mend = "" if actions.dtype.kind == "i" else "; normalize_dataset_actions: true clips"
+    counted = actions.dtype.kind == "i" or bool(task.action_sizes)
+    if not clip or counted:
+        mend = "" if counted else "; normalize_dataset_actions: true clips"
         raise DataError(f"{name}: row {row}: action {value} is not in {box} ({found}){mend}")
     return f"{found} and were clipped (first at row {row}: {value})"

@@ -27,6 +27,7 @@ class SpacesOnly(gym.Env[Array, Any]):
         obs_shape: Sequence[int],
         obs_dtype: str = "float32",
         num_actions: int | None = None,
+        action_sizes: Sequence[int] | None = None,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
     ) -> None:
@@ -35,7 +36,8 @@ class SpacesOnly(gym.Env[Array, Any]):
         Args:
             obs_shape: Shape of an observation.
             obs_dtype: `float32`, or `uint8` for images.
-            num_actions: Number of discrete actions; None for continuous ones.
+            num_actions: Number of discrete actions; None for all others.
+            action_sizes: Numbers of values of the parts of a multi-discrete action.
             action_low: Lower bound of each entry of a continuous action.
             action_high: Upper bounds.
         """
@@ -44,11 +46,13 @@ class SpacesOnly(gym.Env[Array, Any]):
         self.observation_space = spaces.Box(low, high, tuple(obs_shape), dtype)
         if num_actions is not None:
             self.action_space: spaces.Space[Any] = spaces.Discrete(num_actions)
+        elif action_sizes is not None:
+            self.action_space = spaces.MultiDiscrete(list(action_sizes))
         elif action_low is not None and action_high is not None:
             least, most = np.asarray(action_low, np.float32), np.asarray(action_high, np.float32)
             self.action_space = spaces.Box(least, most, dtype=np.float32)
         else:
-            raise ConfigError("give num_actions, or action_low and action_high")
+            raise ConfigError("give num_actions, action_sizes, or action_low and action_high")
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

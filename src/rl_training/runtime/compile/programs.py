@@ -228,12 +228,11 @@ def example_rollout(learner: OnPolicyLearner, env: EnvSpec, num_envs: int) -> Ro
     """Return a rollout of random numbers."""
     lead = (learner.num_seeds, learner.rollout_steps, num_envs)
     obs = _example_obs(learner, env, *lead[1:])
-    entries = () if env.action_kind == "discrete" else (env.action_dim,)
-    action = torch.zeros(*lead, *entries, device=learner.device)
+    action = torch.zeros(*lead, *env.action_entries, device=learner.device)
     never = torch.zeros(lead, dtype=torch.bool, device=learner.device)
     return RolloutBatch(
         obs=obs,
-        action=action.long() if env.action_kind == "discrete" else action,
+        action=action.long() if env.actions_are_counted else action,
         reward=torch.ones(lead, device=learner.device),
         next_obs=obs.roll(1, 1),
         terminated=never,
