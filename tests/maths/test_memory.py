@@ -19,7 +19,7 @@ def built(kind: MemoryName) -> tuple[Memory, Tensor, Tensor, Tensor]:
     """A layer, inputs, a memory to begin with, and flags of first observations."""
     memory = Memory(INPUTS, SIZE, Rng((1, 2, 3), "memory"), kind)
     with torch.no_grad():
-        memory.from_input.bias += 0.3 * torch.randn(memory.from_input.bias.shape)
+        memory.from_input.bias.add_(0.3 * torch.randn(memory.from_input.bias.shape))
     x = torch.randn(SEEDS, BATCH, STEPS, INPUTS)
     start = torch.randn(SEEDS, BATCH, memory.state_size).tanh()
     return memory, x, start, torch.rand(SEEDS, BATCH, STEPS) < 0.3
