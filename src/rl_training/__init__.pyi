@@ -23,6 +23,9 @@ from rl_training.algorithms.ppo import PPO as PPOAlgorithm
 from rl_training.algorithms.pqn import PQN as PQNAlgorithm
 from rl_training.algorithms.qr_dqn import QRDQN as QRDQNAlgorithm
 from rl_training.algorithms.rebrac import ReBRAC as ReBRACAlgorithm
+from rl_training.algorithms.recurrent_dqn import RecurrentDQN as RecurrentDQNAlgorithm
+from rl_training.algorithms.recurrent_ppo import RecurrentPPO as RecurrentPPOAlgorithm
+from rl_training.algorithms.recurrent_sac import RecurrentSAC as RecurrentSACAlgorithm
 from rl_training.algorithms.redq import REDQ as REDQAlgorithm
 from rl_training.algorithms.rlpd import RLPD as RLPDAlgorithm
 from rl_training.algorithms.sac import SAC as SACAlgorithm
@@ -58,6 +61,9 @@ from rl_training.api.algorithms import DiscreteSAC as DiscreteSAC
 from rl_training.api.algorithms import Dreamer as Dreamer
 from rl_training.api.algorithms import DroQ as DroQ
 from rl_training.api.algorithms import ReBRAC as ReBRAC
+from rl_training.api.algorithms import RecurrentDQN as RecurrentDQN
+from rl_training.api.algorithms import RecurrentPPO as RecurrentPPO
+from rl_training.api.algorithms import RecurrentSAC as RecurrentSAC
 from rl_training.api.algorithms import SimbaV2 as SimbaV2
 from rl_training.data import OfflineDataset as OfflineDataset
 from rl_training.experiment.config import TrainConfig as TrainConfig

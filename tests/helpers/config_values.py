@@ -11,8 +11,14 @@ POOL: tuple[object, ...] = (
     *({}, {"no_such_key": 1}, {"type": "linear"}, {"type": "liner"}, {"patience": 0}),
 )
 ROOM_FOR: dict[str, dict[str, Any]] = {
-    "buffer_capacity": {"batch_size": 1, "batch_length": 2, "model_holdout_ratio": 0.9},
-    "batch_length": {"buffer_capacity": 10**12},
+    "buffer_capacity": {
+        "batch_size": 1,
+        "batch_length": 2,
+        "burn_in": 0,
+        "model_holdout_ratio": 0.9,
+    },
+    "batch_length": {"buffer_capacity": 10**12, "burn_in": 0},
+    "burn_in": {"batch_length": 10**12, "buffer_capacity": 10**12},
     "learning_starts": {"model_holdout_ratio": 0.9},
     "synthetic_buffer_capacity": {"rollout_batch_size": 1, "rollout_horizon": 1},
     "batch_size": {"buffer_capacity": 10**12},
@@ -24,6 +30,9 @@ ROOM_FOR: dict[str, dict[str, Any]] = {
     "expert_dataset_id": {"expert_dataset_kind": "minari"},
     "num_critics": {"num_target_critics": 1},
     "num_target_critics": {"num_critics": 10**12},
+    "num_steps": {"sequence_length": 1},
+    "sequence_length": {"num_steps": 7 * 10**9, "minibatch_size": 10**12},
+    "minibatch_size": {"sequence_length": 1},
     "v_min": {"v_max": 9e29},
     "v_max": {"v_min": -9e29},
     "num_quantiles": {"quantiles_to_drop": 0},

@@ -101,6 +101,10 @@ def stacks_of(learner: AnyLearner) -> dict[str, StackedMLP]:
     }
 
 
+def is_policy(name: str) -> bool:
+    return name.removesuffix(".layers").endswith(("actor", "flow"))
+
+
 @pytest.mark.parametrize("algo", WITH_ACTIVATION)
 def test_the_setting_reaches_every_network_of_a_method(algo: str) -> None:
     learner, _ = build(algo, activation="mish")
@@ -114,7 +118,7 @@ def test_actor_and_critics_have_widths_of_their_own(algo: str) -> None:
     learner, _ = build(algo, actor_hidden_sizes=[5], critic_hidden_sizes=[7, 6])
     for name, stack in stacks_of(learner).items():
         widths = [layer.bias.shape[-1] for layer in layers_of(stack)][:-1]
-        assert widths == ([5] if name.endswith(("actor", "flow")) else [7, 6]), name
+        assert widths == ([5] if is_policy(name) else [7, 6]), name
 
 
 @pytest.mark.parametrize("algo", WITH_WIDTHS)
@@ -122,7 +126,7 @@ def test_without_them_both_have_the_common_ones(algo: str) -> None:
     learner, _ = build(algo, hidden_sizes=[9], actor_hidden_sizes=[4], critic_hidden_sizes=None)
     for name, stack in stacks_of(learner).items():
         widths = [layer.bias.shape[-1] for layer in layers_of(stack)][:-1]
-        assert widths == ([4] if name.endswith(("actor", "flow")) else [9]), name
+        assert widths == ([4] if is_policy(name) else [9]), name
 
 
 def test_ppo_has_them_after_the_features_of_images_too() -> None:

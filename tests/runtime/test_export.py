@@ -25,7 +25,7 @@ from rl_training.testing.contract import build, parts_task, small_config, takes_
 from rl_training.tools import export as exporting
 from rl_training.tools.export import FORMATS, describe, export_agent, require_function
 
-NOT_FUNCTIONS = {"pets", "dreamer"}
+NOT_FUNCTIONS = {"pets", "dreamer", "recurrent_ppo", "recurrent_dqn", "recurrent_sac"}
 """Methods whose action depends on more than the observation."""
 
 
@@ -62,20 +62,26 @@ def test_observations_of_several_parts_are_inputs_by_name(algo: str, tmp_path: P
     assert parts is not None
     for name, ending in FORMATS.items():
         made = export_agent(agent, tmp_path / f"policy{ending}", name)
-        assert made.checked >= 256
+        assert made.checked >= (5 if algo in NOT_FUNCTIONS else 256)
         assert made.largest_difference <= 1e-6
     inputs = describe(agent)["obs_parts"]
     assert inputs["camera"] == {"shape": [6, 6, 3], "dtype": "uint8"}
     # What another program would give the file: the parts as the task has them, by name.
     obs = parts.examples(4, np.random.default_rng(3))
     session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
-    assert {given.name for given in session.get_inputs()} == {f"obs/{name}" for name in inputs}
-    [action] = session.run(["action"], {f"obs/{name}": value for name, value in obs.items()})
+    state = {
+        f"state_{name}": np.zeros((4, *part["shape"]), part["dtype"])
+        for name, part in describe(agent).get("state", {}).items()
+    }
+    given = {f"obs/{name}": value for name, value in obs.items()} | state
+    assert {entry.name for entry in session.get_inputs()} == set(given)
+    [action] = session.run(["action"], given)
+    assert set(inputs) == set(parts.names())
     expected = agent.predict(parts.nested(obs))
     np.testing.assert_allclose(action, expected, atol=1e-6)
 
 
-def test_only_planners_and_world_models_have_a_state() -> None:
+def test_only_planners_world_models_and_memories_have_a_state() -> None:
     stateful = {
         name for name in algorithm_names() if build(name)[0].initial_acting_state(1) is not None
     }
@@ -119,6 +125,24 @@ def test_a_world_model_is_a_program_with_a_state(tmp_path: Path) -> None:
     assert np.array_equal(actions, expected)
     assert np.allclose(after["deter"], vars(state)["deter"][0], atol=1e-6)
     assert after["draws"] == vars(state)["rng"].counter
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("memory", ["gru", "lstm"])
+def test_a_policy_with_a_memory_is_a_program_with_a_state(memory: str, tmp_path: Path) -> None:
+    agent = untrained("recurrent_ppo", memory=memory, normalize_observations=True)
+    for name, ending in FORMATS.items():
+        made = export_agent(agent, tmp_path / f"policy{ending}", name)
+        assert made.largest_difference <= 1e-6
+    facts = describe(agent)
+    assert facts["batch"] is None
+    assert set(facts["state"]) == {"memory"}
+    observations = np.random.default_rng(0).normal(size=(6, 5, 4)).astype(np.float32)
+    actions, after = onnx_episode(tmp_path / "policy.onnx", facts, observations)
+    state = agent.learner.initial_acting_state(5)
+    expected = [agent.predict(obs, state) for obs in observations]
+    assert np.array_equal(actions, expected)
+    assert np.allclose(after["memory"], vars(state)["memory"][0], atol=1e-6)
 
 
 SHORT: dict[str, Any] = {"planning_horizon": 3, "planning_iterations": 2}

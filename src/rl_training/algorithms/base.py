@@ -32,6 +32,7 @@ from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 from rl_training.models.heads import uniform_allowed
+from rl_training.models.memory import Recurrent
 from rl_training.models.rows import as_floats, is_number
 from rl_training.observations import ObservationSpec
 from rl_training.rng import Rng
@@ -105,6 +106,13 @@ class ActingState(Stateful):
         for name, value in vars(self).items():
             if isinstance(value, Rng):
                 setattr(self, name, rng)
+
+
+class Remembered(ActingState):
+    """What a recurrent layer remembers of the episodes in progress, `[S, n, M]`."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self.memory = memory
 
 
 class ActingPart(NamedTuple):
@@ -365,25 +373,53 @@ class Learner(Stateful, Generic[BatchT]):
     # Acting
 
     def act(self, obs: Tensor, *, explore: bool = False) -> Tensor:
-        """Choose actions for `obs` `[S, n, ...]` in learner units (continuous ones in [-1, 1])."""
-        return self.choose(self.normalize(obs), explore=explore)
+        """Choose actions for `obs` `[S, n, ...]` in learner units (continuous ones in [-1, 1]).
 
-    def initial_acting_state(self, num_envs: int) -> ActingState | None:  # noqa: ARG002
+        With a memory, as at the start of episodes.
+        """
+        return self.choose(self.shown(None, obs), explore=explore)
+
+    @property
+    def memory_network(self) -> Recurrent | None:
+        """The network by whose memory the policy acts; None where it has none."""
+        return None
+
+    def initial_acting_state(self, num_envs: int) -> ActingState | None:
         """Return what acting must remember between steps; None where that is nothing.
 
         Whoever acts owns it: training, evaluation and prediction each have their own.
         """
-        return None
+        network = self.memory_network
+        if network is None:
+            return None
+        return Remembered(network.memory.initial(num_envs, self.device))
 
-    def act_from(
-        self,
-        state: ActingState | None,  # noqa: ARG002 - used by learners that have one
-        obs: Tensor,
-        *,
-        explore: bool = False,
-    ) -> Tensor:
+    def shown(self, state: ActingState | None, obs: Tensor) -> Tensor:
+        """Return what `choose` reads: standardised observations `[S, n, ...]`.
+
+        With a memory it is what the network remembers after them, and the mask of actions where
+        there is one; `state` is moved on by this step, in place, and None is an empty one.
+        """
+        shown, network = self.normalize(obs), self.memory_network
+        if network is None:
+            return shown
+        if state is None:
+            state = Remembered(network.memory.initial(obs.shape[1], self.device))
+        assert isinstance(state, Remembered)
+        with torch.no_grad():
+            state.memory.copy_(network.remember(shown, state.memory))
+        rows = network.memory.output(state.memory)
+        mask = self.mask_of(shown)
+        return rows if mask is None else torch.cat((rows, mask), -1)
+
+    def mask_of(self, obs: Tensor) -> Tensor | None:
+        """Return the mask of actions in `obs` `[..., W]` as numbers; None without one."""
+        allowed = self.allowed(obs)
+        return None if allowed is None else allowed.float()
+
+    def act_from(self, state: ActingState | None, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Choose actions like `act`, and move `state` on by this step, in place."""
-        return self.act(obs, explore=explore)
+        return self.choose(self.shown(state, obs), explore=explore)
 
     def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:
         """Draw actions from the policy that was learned, and move `state` on by this step.
@@ -393,8 +429,10 @@ class Learner(Stateful, Generic[BatchT]):
         """
         return self.act_from(state, obs, explore=True)
 
-    def follow(self, state: ActingState | None, obs: Tensor, action: Tensor) -> None:
+    def follow(self, state: ActingState | None, obs: Tensor, action: Tensor) -> None:  # noqa: ARG002
         """Move `state` on by a step from `obs` in which somebody else chose `action`, in place."""
+        if state is not None:
+            self.shown(state, obs)
 
     def draw_action(self, obs: Tensor) -> Tensor:
         """Draw actions like `sample_from` for `obs` `[S, n, ...]`, as at the start of episodes."""
@@ -560,10 +598,15 @@ class OnPolicyLearner(Learner[RolloutBatch]):
         """Steps of each environment per rollout."""
         return self.part(RolloutSettings).num_steps
 
+    @property
+    def row_steps(self) -> int:
+        """Steps in a row of what `epochs` goes through: more than one where rows are sequences."""
+        return 1
+
     def gradient_steps(self, rows: int) -> tuple[int, int]:
         """Return how many gradient steps an update on `rows` rows takes, and of how many rows."""
         settings = self.part(RolloutSettings)
-        size = min(settings.minibatch_size, rows)
+        size = min(settings.minibatch_size // self.row_steps, rows)
         return settings.update_epochs * (rows // size), size
 
     def epochs(
@@ -598,6 +641,16 @@ class OnPolicyLearner(Learner[RolloutBatch]):
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """Sample an action from the policy, given the noise of one step `[S, n, ...]`."""
+        raise NotImplementedError
+
+    def initial_acting_state(self, num_envs: int) -> Remembered | None:
+        """Return the memory before an episode; None where the policy has none."""
+        state = super().initial_acting_state(num_envs)
+        assert state is None or isinstance(state, Remembered)
+        return state
+
+    def sample_on(self, state: Remembered, obs: Tensor, noise: Tensor) -> Tensor:
+        """Sample like `sample`, and move on in place what acting remembers."""
         raise NotImplementedError
 
     def minibatch_step(self, batch: Any, active: Tensor) -> tuple[dict[str, Tensor], Tensor]:

@@ -25,6 +25,7 @@ from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.heads import best_allowed
 from rl_training.models.mlp_q_network import MLPQNetwork, QNetwork
+from rl_training.models.recurrent_mlp import RecurrentQNetwork
 from rl_training.rng import Rng
 from rl_training.validation import Settings
 
@@ -37,7 +38,7 @@ class DQN(ValueBased):
     """TD regression of scalar action values; double Q-learning by default."""
 
     config_class: ClassVar[type[Settings]] = DQNConfig
-    q_network: MLPQNetwork | QNetwork
+    q_network: MLPQNetwork | QNetwork | RecurrentQNetwork
 
     def next_value(self, next_obs: Tensor) -> Tensor:
         """Value of s' `[S, B]`: max_a Q-(s', a), or Q-(s', argmax_a Q(s', a)) when double."""

@@ -12,7 +12,7 @@ Deviations: time limits bootstrap; old log densities and values are computed in 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 import torch
 from pydantic import Field
@@ -161,7 +161,9 @@ class PPO(OnPolicyLearner):
         summary, steps = self.epochs(data, again)
         if self.normalizes:
             self.obs_norm.update(self.as_floats(batch.obs.flatten(1, 2)))
-        summary["explained_variance"] = explained_variance(data.value, data.target)
+        summary["explained_variance"] = explained_variance(
+            data.value.flatten(1), data.target.flatten(1)
+        )
         return StepOutput(summary, num_gradient_steps=steps)
 
     @torch.no_grad()
@@ -174,7 +176,12 @@ class PPO(OnPolicyLearner):
         log_prob, _ = self.model.log_prob_entropy(features, action, self.allowed(obs))
         value = self.model.value(features)
         next_value = self.model.value(self.model.embed(next_obs))
-        advantage = gae(
+        advantage = self.advantages(batch, value, next_value)
+        return Minibatch(obs, action, log_prob, value, advantage, advantage + value)
+
+    def advantages(self, batch: RolloutBatch, value: Tensor, next_value: Tensor) -> Tensor:
+        """Generalised advantages of a rollout, and of values like them, `[S, T * n]`."""
+        return gae(
             self.scaled(batch.reward),
             value.view_as(batch.reward),
             next_value.view_as(batch.reward),
@@ -183,12 +190,19 @@ class PPO(OnPolicyLearner):
             gamma=self.config.gamma,
             gae_lambda=self.config.gae_lambda,
         ).flatten(1, 2)
-        return Minibatch(obs, action, log_prob, value, advantage, advantage + value)
 
     def loss(self, batch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Clipped surrogate + value error - entropy bonus (Eq. 9), `[S]`, and its parts."""
+        """Objective (Eq. 9) of a minibatch, `[S]`, and its parts."""
+        return self.objective(self.model.embed(batch.obs), batch)
+
+    def objective(self, features: Tensor, batch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Clipped surrogate + value error - entropy bonus (Eq. 9), `[S]`, and its parts.
+
+        Args:
+            features: What policy and value read, `[S, B, E]`.
+            batch: The rest of the rows.
+        """
         config = self.config
-        features = self.model.embed(batch.obs)
         allowed = self.allowed(batch.obs)
         log_prob, entropy = self.model.log_prob_entropy(features, batch.action, allowed)
         value = self.model.value(features)
@@ -262,26 +276,40 @@ def explained_variance(value: Tensor, target: Tensor) -> Tensor:
     return 1 - (target - value).var(1, correction=0) / spread
 
 
-def ppo_networks(env: EnvSpec, config: PPOConfig, rng: Rng) -> dict[str, nn.Module]:
-    """Build the networks for a task."""
+class NetworkOptions(TypedDict):
+    """What settings and task say about the networks, by the names of `ActorCriticModel`."""
+
+    hidden_sizes: Sizes
+    critic_hidden_sizes: Sizes
+    discrete: bool
+    action_sizes: tuple[int, ...]
+    activation: ActivationName
+    initial_log_std: float
+
+
+def network_options(env: EnvSpec, config: PPOConfig) -> NetworkOptions:
+    """Return what settings and task say about the networks."""
     images = len(env.obs_shape) > 1
     sizes, activation = config.hidden_sizes, config.activation or "tanh"
     if images:
         activation = config.activation or "relu"
         sizes = part_of(config, PixelConfig).head_hidden_sizes
     actor_sizes, critic_sizes = config.actor_hidden_sizes, config.critic_hidden_sizes
-    model = ActorCriticModel(
-        shared_encoder(env, config, rng, activation),
-        env.obs_dim,
-        env.action_dim,
-        sizes if actor_sizes is None else actor_sizes,
+    return NetworkOptions(
+        hidden_sizes=sizes if actor_sizes is None else actor_sizes,
         critic_hidden_sizes=sizes if critic_sizes is None else critic_sizes,
         discrete=env.actions_are_counted,
         action_sizes=env.action_sizes,
         activation=activation,
         initial_log_std=config.initial_log_std,
-        rng=rng,
     )
+
+
+def ppo_networks(env: EnvSpec, config: PPOConfig, rng: Rng) -> dict[str, nn.Module]:
+    """Build the networks for a task."""
+    options = network_options(env, config)
+    encoder = shared_encoder(env, config, rng, options["activation"])
+    model = ActorCriticModel(encoder, env.obs_dim, env.action_dim, rng=rng, **options)
     return {"model": model}
 
 

@@ -153,8 +153,12 @@ class SAC(ActorCritic):
         action, log_prob = self.sample_action(batch.obs)
         q = self.policy_value(self.model.q_values(batch.obs, action))  # [S, B]
         alpha = self.log_alpha.detach().exp().unsqueeze(1)
-        metrics = {"q_mean": q, "entropy": -log_prob.detach().mean(1)}
-        return (alpha * log_prob - q).mean(1), metrics
+        metrics = {"q_mean": q, "entropy": -self.row_mean(log_prob.detach(), batch)}
+        return self.row_mean(alpha * log_prob - q, batch), metrics
+
+    def row_mean(self, values: Tensor, batch: TransitionBatch) -> Tensor:  # noqa: ARG002
+        """Return the mean `[S]` of what the policy's loss has for each row, `[S, B]`."""
+        return values.mean(1)
 
     def update_multipliers(self, measured: dict[str, Tensor]) -> dict[str, Tensor]:
         """Move the temperature towards the target entropy (Eq. 18 of arXiv:1812.05905)."""

@@ -115,7 +115,7 @@ class ValueBased(TransitionLearner):
             id(network): noisy_layers(network)
             for network in (self.value_network, self.target_network)
         }
-        if isinstance(self.config, Exploration):
+        if isinstance(self.config, EpsilonGreedy):
             self.share_random = Scalar(1.0, self.device)
 
     @property
@@ -162,7 +162,7 @@ class ValueBased(TransitionLearner):
     def set_progress(self, progress: float) -> None:
         """Move the learning rate and epsilon."""
         super().set_progress(progress)
-        if isinstance(self.config, Exploration):
+        if isinstance(self.config, EpsilonGreedy):
             self.share_random.set(self.epsilon())
 
     def epsilon(self) -> float:
@@ -171,20 +171,20 @@ class ValueBased(TransitionLearner):
         An update reads `share_random.tensor`: this number would be a constant of its program.
         """
         config = self.config
-        return config.epsilon(self.progress) if isinstance(config, Exploration) else 0.0
+        return config.epsilon(self.progress) if isinstance(config, EpsilonGreedy) else 0.0
 
     def schedule_values(self, index: int = 0) -> dict[str, float]:
         """Return the learning rate, and epsilon where the settings have one."""
         values = super().schedule_values(index)
-        explores = isinstance(self.config, Exploration)
+        explores = isinstance(self.config, EpsilonGreedy)
         return values | {"epsilon": self.epsilon()} if explores else values
 
     def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Choose the best action, or when exploring, with probability epsilon, a random one."""
-        if not explore or not isinstance(self.config, Exploration):
+        if not explore or not isinstance(self.config, EpsilonGreedy):
             return self.greedy(obs, self.q_values(obs))
         best = self.best_of_drawn(obs)
-        if self.config.noisy:
+        if self._noisy[id(self.value_network)]:
             return best
         return self.epsilon_greedy(obs, best, self.share_random.tensor)
 
@@ -197,9 +197,9 @@ class ValueBased(TransitionLearner):
         with self.noise(self.value_network):
             return self.greedy(obs, self.exploring_q_values(obs))
 
-    def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:  # noqa: ARG002
+    def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:
         """Choose the best action by a drawn estimate, or a random one by `eval_epsilon`."""
-        shown = self.normalize(obs)
+        shown = self.shown(state, obs)
         return self.epsilon_greedy(shown, self.best_of_drawn(shown), self.config.eval_epsilon)
 
     def random_action(self, num_envs: int, allowed: Tensor | None = None) -> Tensor:

@@ -28,4 +28,7 @@ from rl_training.api.algorithms import DiscreteSAC as DiscreteSAC
 from rl_training.api.algorithms import Dreamer as Dreamer
 from rl_training.api.algorithms import DroQ as DroQ
 from rl_training.api.algorithms import ReBRAC as ReBRAC
+from rl_training.api.algorithms import RecurrentDQN as RecurrentDQN
+from rl_training.api.algorithms import RecurrentPPO as RecurrentPPO
+from rl_training.api.algorithms import RecurrentSAC as RecurrentSAC
 from rl_training.api.algorithms import SimbaV2 as SimbaV2

@@ -137,6 +137,8 @@ class RolloutBatch:
     """True successors: the final observation where an episode ended."""
     terminated: Tensor
     truncated: Tensor
+    memory: Tensor | None = None
+    """What acting remembered before the first step, `[S, n, M]`; None is nothing."""
 
     @classmethod
     def from_mapping(

@@ -9,7 +9,7 @@ Shapes: S seeds, B batch, T steps, I inputs, H outputs, M entries of a memory, G
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -145,3 +145,28 @@ class Memory(nn.Module):
             (self._weight(),),
         )
         return torch.cat(found.states, -1).permute(1, 2, 0, 3)
+
+
+class Recurrent:
+    """What networks with a memory do: take in an observation, or sequences of them."""
+
+    memory: Memory
+    embed: Any  # observations `[S, B, ...]` to what the memory reads, `[S, B, I]`
+
+    def remember(self, obs: Tensor, memory: Tensor) -> Tensor:
+        """Take in one observation `[S, B, ...]`; returns the new memory `[S, B, M]`."""
+        return self.memory.step(self.embed(obs), memory)
+
+    def follow(self, obs: Tensor, memory: Tensor, is_first: Tensor) -> Tensor:
+        """Take in sequences of observations.
+
+        Args:
+            obs: `[S, B, T, ...]`.
+            memory: Before the first of them, `[S, B, M]`.
+            is_first: Where an episode begins, `[S, B, T]`.
+
+        Returns:
+            The memory after each, `[S, B, T, M]`.
+        """
+        features = self.embed(obs.flatten(1, 2))
+        return self.memory.follow(features.unflatten(1, obs.shape[1:3]), memory, is_first)

@@ -28,6 +28,7 @@ class ActorCriticModel(MLPPolicyModel):
         critic_hidden_sizes: Sequence[int] | None = None,
         discrete: bool,
         action_sizes: Sequence[int] = (),
+        head_inputs: int | None = None,
         activation: ActivationName = "tanh",
         initial_log_std: float = 0.0,
         rng: Rng,
@@ -42,6 +43,7 @@ class ActorCriticModel(MLPPolicyModel):
             critic_hidden_sizes: Widths of the value's; None is `hidden_sizes`.
             discrete: Categorical policy when true, diagonal Gaussian otherwise.
             action_sizes: As for `MLPPolicyModel`.
+            head_inputs: As for `MLPPolicyModel`.
             activation: Name of the activation.
             initial_log_std: Start of the Gaussian's log standard deviation (a free parameter).
             rng: Source of the initial weights; its number of seeds is S.
@@ -53,13 +55,14 @@ class ActorCriticModel(MLPPolicyModel):
             discrete=discrete,
             action_sizes=action_sizes,
             encoder=encoder,
+            head_inputs=head_inputs,
             activation=activation,
             initial_log_std=initial_log_std,
             rng=rng,
         )
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         self.critic = StackedMLP(
-            (self.embedding_dim, *sizes, 1), rng, activation=activation, orthogonal=1.0
+            (self.head_inputs, *sizes, 1), rng, activation=activation, orthogonal=1.0
         )
 
     def value(self, obs: Tensor) -> Tensor:

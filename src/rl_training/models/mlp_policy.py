@@ -32,6 +32,7 @@ class MLPPolicyModel(nn.Module):
         discrete: bool,
         action_sizes: Sequence[int] = (),
         encoder: Encoder | None = None,
+        head_inputs: int | None = None,
         activation: ActivationName = "tanh",
         initial_log_std: float = 0.0,
         rng: Rng | None = None,
@@ -46,6 +47,7 @@ class MLPPolicyModel(nn.Module):
             action_sizes: Numbers of values of the parts of a multi-discrete action, `action_dim`
                 together; each part has a categorical policy of its own.
             encoder: What makes features of observations; None lets the layers read them.
+            head_inputs: Entries of what the layers read in place of that, such as a memory's.
             activation: Name of the activation.
             initial_log_std: Start of the Gaussian's log standard deviation (a free parameter).
             rng: Source of the initial weights; its number of seeds is S.
@@ -55,9 +57,10 @@ class MLPPolicyModel(nn.Module):
         self.obs_dim, self.action_dim, self.discrete = obs_dim, action_dim, discrete
         self.choices = Choices(action_dim, action_sizes)
         self.embedding_dim = obs_dim if encoder is None else encoder.embedding_dim
+        self.head_inputs = self.embedding_dim if head_inputs is None else head_inputs
         # A small last layer makes the first policy nearly uniform (Andrychowicz et al., 2020).
         self.actor = StackedMLP(
-            (self.embedding_dim, *hidden_sizes, action_dim),
+            (self.head_inputs, *hidden_sizes, action_dim),
             rng,
             activation=activation,
             orthogonal=0.01,

@@ -10,7 +10,7 @@ checkpoint may be written.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -148,8 +148,8 @@ class _Actor:
     def choose(self) -> HostCopy:
         """Begin to choose actions for what is seen now."""
         with torch.inference_mode():
-            if self.acting is not None and self.collector.at_start:
-                self.acting.begin_episodes(self.collector.starts())
+            if self.acting is not None:
+                forget_ended(self.acting, self.collector)
             if self._acts_randomly():
                 return HostCopy.of(self.held.at(self.session.step, self.collector.obs))
             return self.runner.act(self.collector.obs)
@@ -190,13 +190,15 @@ def run_on_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) ->
     num_steps = learner.rollout_steps
     collector = Collector(envs, learner.device)
     phases = phases_of(session, learner, None)
+    acting = learner.initial_acting_state(envs.num_envs)
     statistics = RunningStatistics(learner, envs.num_envs)
-    session.register(learner, collector=collector, **phases.parts(), **statistics.parts())
+    parts = phases.parts() | statistics.parts() | ({} if acting is None else {"acting": acting})
+    session.register(learner, collector=collector, **parts)
     session.begin(collector.start, phases.first, phases.notes())
     statistics.begin(collector.starts())
     rows = num_steps * envs.num_envs
     planned = session.clock.planned.value // rows
-    runner = RolloutRunner(session.accelerator, learner, planned, rows)
+    runner = RolloutRunner(session.accelerator, learner, planned, envs.num_envs, acting)
     while session.running():
         runner.before_rollout()
         learner.set_progress(session.progress)
@@ -213,12 +215,18 @@ def gather_rollout(
     """Take `num_steps` steps in every environment; tensors are `[S, T, n, ...]`."""
     if runner.acts_in_turns and statistics.idle and len(collector.envs.parts) > 1:
         return gather_in_turns(collector, runner, num_steps)
-    learner = runner.learner
+    learner, acting = runner.learner, runner.acting
     shares_memory = learner.device.type == "cpu"
+    memory: Tensor | None = None
+    if acting is not None:
+        forget_ended(acting, collector)
+        memory = acting.memory.clone()
     steps: list[CollectedStep] = []
     shown: list[Tensor] = []
     with torch.inference_mode():
         for noise in learner.draw_noise(num_steps, collector.envs.num_envs).unbind(1):
+            if acting is not None:
+                forget_ended(acting, collector)
             action, on_device = runner.sample(collector.obs, noise)
             if not shares_memory:
                 shown.append(on_device.clone())  # the next call may write over it
@@ -233,7 +241,13 @@ def gather_rollout(
     else:
         obs = torch.stack(shown, 1)
         next_obs = successors(obs, given)
-    return _rollout(obs, next_obs, [actions], [given])
+    return replace(_rollout(obs, next_obs, [actions], [given]), memory=memory)
+
+
+def forget_ended(acting: ActingState, collector: Collector) -> None:
+    """Forget the episode before in environments that are at the start of one."""
+    if collector.at_start:
+        acting.begin_episodes(collector.starts())
 
 
 def gather_in_turns(collector: Collector, runner: RolloutRunner, num_steps: int) -> RolloutBatch:

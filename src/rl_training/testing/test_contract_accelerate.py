@@ -57,7 +57,7 @@ def sources_of(
 ) -> tuple[AnyLearner, EnvSpec, dict[str, Source]]:
     learner, env = build(algo, seeds, **settings)
     if isinstance(learner, OnPolicyLearner):
-        return learner, env, rollout_sources(learner)
+        return learner, env, rollout_sources(learner, 2)
     names = list(get_algorithm_spec(algo).metrics)
     if replay_settings(learner.config) is None:
         buffer, _ = load_buffer(learner, env)

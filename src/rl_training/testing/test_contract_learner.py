@@ -232,6 +232,7 @@ OTHER_EPSILONS = {
 """Optimizers whose epsilon has a setting of its own."""
 DEFAULT_EPSILONS = {
     ("ppo", "optimizer"): 1e-5,
+    ("recurrent_ppo", "optimizer"): 1e-5,
     ("gail", "optimizer"): 1e-5,
 }
 """Those that are not Adam's usual 1e-8."""

@@ -123,8 +123,8 @@ class Policy(_Exportable):
 class StatefulPolicy(_Exportable):
     """Observations and a state to actions and the next state, each `[B, ...]`.
 
-    A state is what the learner's acting state holds, zero at the start of an episode, and the
-    number of random draws so far, from which the program draws by itself.
+    A state is what the learner's acting state holds, zero at the start of an episode, and, where
+    acting draws, the number of random draws so far, from which the program draws by itself.
     """
 
     keys: Tensor
@@ -134,38 +134,41 @@ class StatefulPolicy(_Exportable):
         start = self._agent.learner.initial_acting_state(1)
         assert start is not None
         self._start = start
-        (self._rng_name,) = (n for n, value in vars(start).items() if isinstance(value, Rng))
-        self.names = [name for name, value in vars(start).items() if isinstance(value, Tensor)]
-        self.register_buffer("keys", self._rng().keys)
+        parts = vars(start).items()
+        self._rng_name = next((name for name, value in parts if isinstance(value, Rng)), None)
+        self._tensors = [name for name, value in parts if isinstance(value, Tensor)]
+        self.names = self._tensors if self._rng_name is None else [DRAWS, *self._tensors]
+        """Of the parts of a state."""
+        if self._rng_name is not None:
+            self.register_buffer("keys", getattr(start, self._rng_name).keys)
 
     @property
     def free_batch(self) -> bool:
         """Whether any number of environments can be acted in; parts compiled by shape need one."""
         return not self._agent.learner.acting_parts(1)
 
-    def _rng(self) -> Rng:
-        rng: Rng = getattr(self._start, self._rng_name)
-        return rng
-
     def initial(self, batch: int) -> dict[str, Tensor]:
         """Return the state at the start of episodes."""
         state = self._agent.learner.initial_acting_state(batch)
-        parts = {name: getattr(state, name).squeeze(0) for name in self.names}
-        return {DRAWS: torch.zeros((), dtype=torch.int64), **parts}
+        draws = {} if self._rng_name is None else {DRAWS: torch.zeros((), dtype=torch.int64)}
+        return draws | {name: getattr(state, name).squeeze(0) for name in self._tensors}
 
     def forward(
         self, obs: Observation, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Choose actions and move the state on."""
-        rng = copy.copy(self._rng())
-        rng.as_tensors, rng.keys, rng.counter = True, self.keys, state[DRAWS].clone()
-        acting = copy.copy(self._start)
-        setattr(acting, self._rng_name, rng)
-        for name in self.names:
+        acting, draws = copy.copy(self._start), {}
+        if self._rng_name is not None:
+            rng: Rng = copy.copy(getattr(self._start, self._rng_name))
+            rng.as_tensors, rng.keys, rng.counter = True, self.keys, state[DRAWS].clone()
+            setattr(acting, self._rng_name, rng)
+        for name in self._tensors:
             setattr(acting, name, state[name].unsqueeze(0).clone())
         action = self._agent.learner.act_from(acting, self.rows(obs)).squeeze(0)
-        parts = {name: getattr(acting, name).squeeze(0) for name in self.names}
-        return self.in_units(action), {DRAWS: rng.counter, **parts}
+        if self._rng_name is not None:
+            draws = {DRAWS: rng.counter}
+        after = {name: getattr(acting, name).squeeze(0) for name in self._tensors}
+        return self.in_units(action), draws | after
 
 
 def _bounds(spec: EnvSpec, name: str) -> Tensor:
@@ -253,8 +256,8 @@ def require_function(agent: LoadedAgent) -> None:
     if agent.learner.initial_acting_state(1) is not None:
         raise SpecMismatch(
             f"{agent.config.algo} has no policy module: its action depends on what it remembers of "
-            "the episode (a plan or a belief), not on the observation alone; use predict with "
-            "initial_state(), or export it as a program with a state"
+            "the episode (a plan, a belief or a memory), not on the observation alone; use predict "
+            "with initial_state(), or export it as a program with a state"
         )
 
 
@@ -346,7 +349,7 @@ def _write_onnx(policy: Policy | StatefulPolicy, target: Path, agent: LoadedAgen
     _require("onnx", "onnxscript", "onnxruntime")
     import onnx
 
-    names = [DRAWS, *policy.names] if isinstance(policy, StatefulPolicy) else []
+    names = policy.names if isinstance(policy, StatefulPolicy) else []
     inputs = _inputs(_examples(agent.env_spec, 1, 0))
     with _third_party_warnings():
         program = _program(policy, agent)

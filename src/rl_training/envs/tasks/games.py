@@ -20,7 +20,13 @@ SIZE = 10
 STAY, LEFT, RIGHT = 0, 1, 2
 PADDLE_ROW = SIZE - 1
 BRICK_ROWS = slice(1, 4)
-SWING_UP = "rl_training/CartPoleSwingUp-v0"
+ELSEWHERE = {
+    "CartPoleSwingUp": ("swing_up", 200),
+    "TMaze": ("memory", None),
+    "MaskedCartPole": ("memory", 500),
+    "MaskedPendulum": ("memory", 200),
+}
+"""Built-in tasks of other modules, imported when made, and their time limits."""
 StepResult = tuple[Array, float, bool, bool, dict[str, Any]]
 
 
@@ -203,10 +209,9 @@ class Breakout(_Game):
 
 def register_games() -> None:
     """Let built-in tasks be named as `rl_training/Catch-v0` and so on."""
-    for name in ("Catch", "Breakout"):
+    own = {"Catch": ("games", None), "Breakout": ("games", None)}
+    for name, (module, limit) in (own | ELSEWHERE).items():
         env_id = f"rl_training/{name}-v0"
         if env_id not in gym.registry:
-            gym.register(env_id, entry_point=f"{__name__}:{name}")
-    if SWING_UP not in gym.registry:
-        where = "rl_training.envs.tasks.swing_up:CartPoleSwingUp"
-        gym.register(SWING_UP, entry_point=where, max_episode_steps=200)
+            where = f"rl_training.envs.tasks.{module}:{name}"
+            gym.register(env_id, entry_point=where, max_episode_steps=limit)

@@ -7,8 +7,9 @@ Shapes: S seeds, B batch, T steps of a rollout, n environments per seed, M metri
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -20,6 +21,7 @@ from rl_training.algorithms.base import (
     ActingState,
     AnyLearner,
     OnPolicyLearner,
+    Remembered,
     StepOutput,
     replay_step,
 )
@@ -144,11 +146,30 @@ def model_batch_shape(imagination: Imagination) -> tuple[int, ...]:
     return model.num_seeds, model.num_ensembles, imagination.config.model_batch_size, width
 
 
-def rollout_sources(learner: OnPolicyLearner) -> dict[str, Source]:
-    """Return acting, and each kind of gradient step, of the on-policy loop."""
-    owners = {"learner": learner}
-    names = ("sample", *learner.compiled)
-    return {name: Source(name, getattr(learner, name), owners) for name in names}
+def rollout_sources(
+    learner: OnPolicyLearner, num_envs: int, acting: Remembered | None = None
+) -> dict[str, Source]:
+    """Return acting, and each kind of gradient step, of the on-policy loop.
+
+    Args:
+        learner: Who acts and learns.
+        num_envs: In how many environments per seed.
+        acting: What the loop acts from; None is a new one, to trace with.
+    """
+    owners: dict[str, object] = {"learner": learner}
+    acting = acting or learner.initial_acting_state(num_envs)
+    sample = Source("sample", sampling(learner, acting), owners)
+    if acting is not None:
+        sample = replace(sample, owners=owners | {"acting": acting})
+    sources = {name: Source(name, getattr(learner, name), owners) for name in learner.compiled}
+    return {"sample": sample} | sources
+
+
+def sampling(
+    learner: OnPolicyLearner, acting: Remembered | None
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return how rollouts are acted in: actions for observations, given the noise of a step."""
+    return learner.sample if acting is None else partial(learner.sample_on, acting)
 
 
 def update_name(phase: int) -> str:

@@ -24,6 +24,7 @@ from rl_training.algorithms.base import (
     AnyLearner,
     Metrics,
     OnPolicyLearner,
+    Remembered,
     UpdateResult,
     replay_step,
 )
@@ -65,6 +66,7 @@ from rl_training.runtime.compile.programs import (
     model_sources,
     replay_sources,
     rollout_sources,
+    sampling,
     update_name,
 )
 from rl_training.runtime.compile.trace import (
@@ -443,11 +445,23 @@ class RolloutRunner:
         accelerator: Accelerator,
         learner: OnPolicyLearner,
         planned: int,
-        rows: int,
+        num_envs: int,
+        acting: Remembered | None = None,
     ) -> None:
-        self.accelerator, self.learner = accelerator, learner
+        """Decide when to change over, and begin to compile.
+
+        Args:
+            accelerator: Compiles.
+            learner: Who acts and learns.
+            planned: Updates of the whole run.
+            num_envs: Environments per seed.
+            acting: What the loop acts from.
+        """
+        self.accelerator, self.learner, self.acting = accelerator, learner, acting
         self._on_cpu = learner.device.type == "cpu"
-        self._sources = rollout_sources(learner)
+        self._sources = rollout_sources(learner, num_envs, acting)
+        self._sample: Callable[[Tensor, Tensor], Tensor] = sampling(learner, acting)
+        rows = learner.rollout_steps * num_envs // learner.row_steps
         steps, batch_size = learner.gradient_steps(rows)
         self._switch_at = accelerator.first_update(planned, steps, batch_size)
         if self._switch_at < math.inf:
@@ -464,14 +478,14 @@ class RolloutRunner:
             return self._policy(obs, noise), self._policy.obs
         given = torch.from_numpy(obs)
         if self._on_cpu:
-            return HostCopy(self.learner.sample(given, noise)), given
+            return HostCopy(self._sample(given, noise)), given
         given = given.to(self.learner.device)
-        return HostCopy.of(self.learner.sample(given, noise)), given
+        return HostCopy.of(self._sample(given, noise)), given
 
     @property
     def acts_in_turns(self) -> bool:
-        """Whether `sample_part` can be asked: acting is a graph of the device."""
-        return self._policy is not None
+        """Whether `sample_part` can be asked: acting is a graph of the device, without a memory."""
+        return self._policy is not None and self.acting is None
 
     def sample_part(self, obs: NDArray[Any], part: slice, noise: Tensor) -> tuple[HostCopy, Tensor]:
         """Begin to sample actions of all environments after those of a part have seen `obs`.
@@ -493,10 +507,12 @@ class RolloutRunner:
             return
         self._switch_at = math.inf
         for name, program in self.accelerator.programs(list(self._sources.values())).items():
-            if not self.accelerator.captures:
+            if name == "sample":
+                if self.accelerator.captures:
+                    self._policy = CapturedPolicy(program, self.learner.device)
+                self._sample = program
+            elif not self.accelerator.captures:
                 setattr(self.learner, name, program)
-            elif name == "sample":
-                self._policy = CapturedPolicy(program, self.learner.device)
             else:
                 setattr(self.learner, name, CapturedCall(program))
 

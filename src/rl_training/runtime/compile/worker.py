@@ -59,7 +59,7 @@ def build(request: Request) -> tuple[AnyLearner, EnvSpec, TrainConfig, dict[str,
         assert isinstance(learner, OnPolicyLearner)
         if isinstance(learner, GAIL):
             learner.attach(load_buffer(learner, env)[0])
-        return learner, env, config, rollout_sources(learner)
+        return learner, env, config, rollout_sources(learner, config.num_envs)
     data = None if request.data is None else DatasetShape.from_record(request.data)
     rows = None if data is None else BlankRows(data)
     if settings is None:
