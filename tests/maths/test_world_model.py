@@ -6,10 +6,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import Tensor
+from torch.nn import functional
 
+from rl_training.envs.observing import observation_spec
 from rl_training.errors import SpecMismatch
 from rl_training.models.dreamer import (
     BLOCK_IMAGES,
@@ -17,11 +21,14 @@ from rl_training.models.dreamer import (
     DreamerActor,
     DreamerCritic,
     LatentKind,
+    PartsDecoder,
+    PartsEncoder,
     SizeName,
     WorldModel,
     halvings,
 )
 from rl_training.models.layers import BLOCK_ROWS, StackedConvTranspose2d, scaled_init
+from rl_training.models.rows import split
 from rl_training.models.rssm import RSSMState, one_hot_argmax
 from rl_training.rng import Rng
 
@@ -300,3 +307,56 @@ def test_gradients_of_a_sequence_are_those_of_a_loop_in_double_precision(kind: L
         for h, z in ((found.state.deter, found.state.latent), (deter, latent))
     ]
     torch.testing.assert_close(*gradients, atol=1e-10, rtol=1e-10)
+
+
+PARTS = observation_spec(
+    spaces.Dict(
+        {
+            "camera": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+            "speed": spaces.Box(-np.inf, np.inf, (3,), np.float32),
+            "gear": spaces.Discrete(4, start=1),
+            "room": spaces.Discrete(600),
+        }
+    ),
+    "test",
+)
+TABULAR = 3 + 4 + 600
+
+
+@pytest.mark.parametrize("size", ["tiny", "1m"])
+def test_a_row_is_encoded_and_predicted_as_its_image_and_the_rest(size: SizeName) -> None:
+    world = WorldModel((PARTS.width,), A, SIZES[size], parts=PARTS, rng=Rng(range(S), "model"))
+    rows = torch.from_numpy(PARTS.example_rows(S * B, np.random.default_rng(0)))
+    rows = rows.view(S, B, -1)
+    encoder, decoder = world.encoder, world.decoder
+    assert isinstance(encoder, PartsEncoder)
+    assert isinstance(decoder, PartsDecoder)
+    leaves = split(PARTS, rows)
+    room = functional.one_hot(leaves["room"][..., 0].long(), 600).float()
+    # In the order of the space, which sorts its keys.
+    vector = torch.cat((leaves["gear"], room, leaves["speed"]), -1)
+    assert encoder.vector is not None
+    assert decoder.vector is not None
+    wanted = torch.cat((encoder.images["0"](leaves["camera"]), encoder.vector(vector)), -1)
+    assert torch.equal(encoder(rows), wanted)
+    assert wanted.shape == (S, B, encoder.embedding_dim)
+    features = torch.randn(S, B, world.feature_dim)
+    image: Any = decoder.images["0"]
+    prediction = decoder(features)
+    assert prediction.shape == (S, B, 8 * 8 * 3 + TABULAR)
+    apart = image.loss(image(features), leaves["camera"])
+    apart = apart + decoder.vector.loss(decoder.vector(features), vector)
+    torch.testing.assert_close(decoder.loss(prediction, rows), apart)
+    shown = decoder.pictures(prediction)
+    assert shown is not None
+    assert torch.equal(shown, image(features))
+
+
+def test_a_perfect_prediction_of_a_row_costs_nothing() -> None:
+    world = WorldModel((PARTS.width,), A, parts=PARTS, rng=Rng(range(S), "model"))
+    rows = torch.from_numpy(PARTS.example_rows(S * B * T, np.random.default_rng(1)))
+    along = rows.view(S, B, T, -1)
+    target = world.decoder.target(along)
+    assert target.shape == (S, B, T, 8 * 8 * 3 + TABULAR)
+    flat = along.flatten(1, 2)
+    assert (world.decoder.loss(target.flatten(1, 2), flat) == 0).all()

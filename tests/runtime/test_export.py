@@ -65,12 +65,12 @@ def test_observations_of_several_parts_are_inputs_by_name(algo: str, tmp_path: P
         assert made.checked >= (5 if algo in NOT_FUNCTIONS else 256)
         assert made.largest_difference <= 1e-6
     inputs = describe(agent)["obs_parts"]
-    assert inputs["camera"] == {"shape": [6, 6, 3], "dtype": "uint8"}
+    assert inputs["camera"] == {"shape": [8, 8, 3], "dtype": "uint8"}
     # What another program would give the file: the parts as the task has them, by name.
     obs = parts.examples(4, np.random.default_rng(3))
     session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
     state = {
-        f"state_{name}": np.zeros((4, *part["shape"]), part["dtype"])
+        f"state_{name}": np.zeros((4, *part["shape"]) if name != "draws" else (), part["dtype"])
         for name, part in describe(agent).get("state", {}).items()
     }
     given = {f"obs/{name}": value for name, value in obs.items()} | state

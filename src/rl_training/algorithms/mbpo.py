@@ -46,7 +46,7 @@ from rl_training.algorithms.dynamics.imagination import (
 )
 from rl_training.algorithms.sac import SAC, SACConfig
 from rl_training.algorithms.sources import TransitionReplay
-from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
+from rl_training.algorithms.spec import VECTOR_LEAVES, AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.actor_with_critics import MLPSACModel
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
@@ -180,7 +180,7 @@ SPEC = AlgorithmSpec(
     loop=Loop.OFF_POLICY,
     phases=(Phase.IMAGINATION,),
     action_kinds=("continuous",),
-    takes_parts=False,
+    leaf_kinds=VECTOR_LEAVES,
     metrics=IMAGINING_METRICS
     | {"mbpo_model_loss": "loss of the model at its latest gradient step, summed over members"},
 )

@@ -41,7 +41,7 @@ from rl_training.algorithms.dynamics.imagination import (
 )
 from rl_training.algorithms.sac import SAC, SACConfig
 from rl_training.algorithms.sources import OfflineSettings
-from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
+from rl_training.algorithms.spec import VECTOR_LEAVES, AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.actor_with_critics import MLPSACModel
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
@@ -143,7 +143,7 @@ SPEC = AlgorithmSpec(
     loop=Loop.OFFLINE,
     phases=(Phase.IMAGINATION,),
     action_kinds=("continuous",),
-    takes_parts=False,
+    leaf_kinds=VECTOR_LEAVES,
     metrics=IMAGINING_METRICS
     | {"mopo_model_loss": "loss of the model at its latest gradient step, summed over members"},
 )

@@ -27,7 +27,7 @@ from rl_training.algorithms.config import LearningRate, LRSchedule
 from rl_training.algorithms.losses import categorical_projection
 from rl_training.algorithms.sac import SAC, SACConfig
 from rl_training.algorithms.sources import TransitionReplay
-from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.algorithms.spec import VECTOR_LEAVES, AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.normalizer import BoundedReturnScale, ReturnScale
 from rl_training.models.hypersphere import SimbaV2Model, project
@@ -167,7 +167,7 @@ SPEC = AlgorithmSpec(
     networks=networks_of(SimbaV2Model, "num_bins", "value_range"),
     loop=Loop.OFF_POLICY,
     action_kinds=("continuous",),
-    takes_parts=False,
+    leaf_kinds=VECTOR_LEAVES,
     metrics={
         "critic_loss": "cross-entropy to the target's distribution, summed over critics",
         "actor_loss": "alpha log pi - Q (see `actor_q`)",

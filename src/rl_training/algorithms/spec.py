@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -19,7 +19,19 @@ from rl_training.algorithms.config import AlgoConfig
 from rl_training.algorithms.sources import OfflineToOnlineSettings, replay_settings
 from rl_training.envs.spec import ActionKind, EnvSpec
 from rl_training.errors import ConfigError, RLTrainingError, SpecMismatch
+from rl_training.observations import LeafKind, ObservationSpec
 from rl_training.rng import Rng, ShapeRng, TooManyDrawsError
+
+VECTOR_LEAVES: tuple[LeafKind, ...] = ("numbers", "flags", "one_hot")
+"""Parts of an observation that a vector can hold."""
+_CALLED: dict[LeafKind, str] = {
+    "numbers": "numbers",
+    "flags": "flags",
+    "one_hot": "whole numbers",
+    "index": "whole numbers of many values",
+    "image": "an image",
+    "mask": "a mask of actions",
+}
 
 
 class Loop(Enum):
@@ -57,9 +69,8 @@ class AlgorithmSpec:
     """Numbers of axes an observation may have."""
     counterpart: str | None = None
     """Name of the same method for the other kind of actions."""
-    takes_parts: bool = True
-    """Whether it takes observations that are more than a vector: images and whole numbers among
-    other parts, a mask of actions."""
+    leaf_kinds: tuple[LeafKind, ...] = get_args(LeafKind)
+    """What the parts of an observation may be, where it is more than a vector."""
     phases: tuple[Phase, ...] = ()
     """What it adds to its loop."""
     eval_deterministic: bool = True
@@ -101,12 +112,8 @@ class AlgorithmSpec:
                 f"{env.action_kind} ones; {advice}"
             )
         parts = env.observation
-        if parts is not None and parts.needs_encoder and not self.takes_parts:
-            raise SpecMismatch(
-                f"{self.name} takes observations that are vectors, but those of {env.env_id} are "
-                f"{parts.described()}; leave images, large whole numbers and masks out with a "
-                "wrapper (env_kwargs.wrappers), or use another method"
-            )
+        if parts is not None and parts.needs_encoder:
+            self._check_parts(parts, env.env_id)
         ndims, ndim = self.obs_ndims, len(env.obs_shape)
         if ndim > 1:
             _refuse_standardized(env, config)
@@ -114,6 +121,15 @@ class AlgorithmSpec:
             raise SpecMismatch(
                 f"{self.name} takes observations with {' or '.join(map(str, ndims))} axes, but "
                 f"{env.env_id} has shape {tuple(env.obs_shape)}; flatten them"
+            )
+
+    def _check_parts(self, parts: ObservationSpec, env_id: str) -> None:
+        others = [leaf for leaf in parts.leaves if leaf.kind not in self.leaf_kinds]
+        if others:
+            named = ", ".join(f"{leaf.name} ({_CALLED[leaf.kind]})" for leaf in others)
+            raise SpecMismatch(
+                f"{self.name} does not take these parts of the observations of {env_id}: {named}; "
+                "leave them out with a wrapper (env_kwargs.wrappers), or use another method"
             )
 
     def outline(self, env: EnvSpec, config: AlgoConfig, most_tensors: int) -> AnyLearner:

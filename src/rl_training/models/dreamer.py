@@ -17,7 +17,7 @@ of images C channels, H height, W width.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Literal, TypeAlias
@@ -38,6 +38,7 @@ from rl_training.models.layers import (
     max_pool,
     scaled_init,
 )
+from rl_training.models.rows import split
 from rl_training.models.rssm import (
     RSSM,
     ActionWeights,
@@ -56,6 +57,7 @@ from rl_training.models.rssm import (
     recur,
 )
 from rl_training.models.scan import Scanned, Tensors, scan
+from rl_training.observations import LeafSpec, ObservationSpec
 from rl_training.rng import Rng
 
 LatentKind: TypeAlias = Literal["categorical", "gaussian"]
@@ -312,6 +314,10 @@ class ImageDecoder(nn.Module):
         """Return a prediction in the units of observations."""
         return prediction / self.scale
 
+    def pictures(self, prediction: Tensor) -> Tensor | None:
+        """Return predictions as images: they are."""
+        return prediction
+
     def loss(self, prediction: Tensor, obs: Tensor) -> Tensor:
         """Squared distance, summed over an image, `[S, B]`."""
         return (prediction - self.target(obs)).square().flatten(2).sum(-1)
@@ -392,6 +398,13 @@ class StridedDecoder(ImageDecoder):
         return x.float()
 
 
+def image_decoder(encoder: ImageEncoder, size: DreamerSize, latent: int, rng: Rng) -> ImageDecoder:
+    """Build the mirror image of an encoder, for states of `size` with a latent part so long."""
+    if size.convolutions == "pooled":
+        return PooledDecoder(encoder, size, latent, rng)
+    return StridedDecoder(encoder, size.deter + latent, rng)
+
+
 class VectorEncoder(nn.Module):
     """An MLP on symlog of the observation."""
 
@@ -426,9 +439,129 @@ class VectorDecoder(nn.Module):
         """Return a prediction in the units of observations."""
         return symexp(prediction)
 
+    def pictures(self, prediction: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return None: there is nothing to draw."""
+        return None
+
     def loss(self, prediction: Tensor, obs: Tensor) -> Tensor:
         """Squared distance of symlogs, summed over an observation, `[S, B]`."""
         return (prediction - self.target(obs)).square().sum(-1)
+
+
+class PartsEncoder(nn.Module):
+    """Encoders of the images of a row, and one of all its other parts as a vector."""
+
+    def __init__(self, parts: ObservationSpec, size: DreamerSize, rng: Rng) -> None:
+        """Build the encoders.
+
+        Args:
+            parts: What a row holds.
+            size: Widths.
+            rng: Source of the initial weights.
+
+        Raises:
+            SpecMismatch: An image is too small.
+        """
+        super().__init__()
+        self.parts = parts
+        others = [leaf for leaf in parts.leaves if leaf.kind != "image"]
+        self.images = nn.ModuleDict()
+        for index, leaf in enumerate(parts.leaves):
+            if leaf.kind == "image":
+                scale = 1 / 255 if leaf.dtype == "uint8" else 1.0
+                image = ImageEncoder(leaf.row_shape, size.depth, rng, scale, size.convolutions)
+                self.images[str(index)] = image
+        self.vector_dim = sum(
+            sum(leaf.sizes) if leaf.kind == "index" else math.prod(leaf.row_shape)
+            for leaf in others
+        )
+        self.vector: VectorEncoder | None = None
+        if others:
+            self.vector = VectorEncoder(self.vector_dim, size.units, size.layers, rng)
+        self.embedding_dim = sum(image.embedding_dim for _, image in _images(self))
+        if self.vector is not None:
+            self.embedding_dim += self.vector.embedding_dim
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Embed rows `[S, B, W]`, giving `[S, B, E]`."""
+        images, vector = images_and_vector(self.parts, obs)
+        features = [self.images[key](image) for key, image in images.items()]
+        return torch.cat(features if self.vector is None else [*features, self.vector(vector)], -1)
+
+
+def images_and_vector(parts: ObservationSpec, rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the images of rows `[..., W]` by number, and the rest as vectors `[..., I]`."""
+    values, images, rest = split(parts, rows), {}, [rows.new_zeros((*rows.shape[:-1], 0)).float()]
+    for index, leaf in enumerate(parts.leaves):
+        if leaf.kind == "image":
+            images[str(index)] = values[leaf.name]
+        else:
+            rest.append(_as_vector(leaf, values[leaf.name]))
+    return images, torch.cat(rest, -1)
+
+
+def _as_vector(leaf: LeafSpec, value: Tensor) -> Tensor:
+    """Return a part `[..., *row_shape]` as a vector; whole numbers are one-hot."""
+    if leaf.kind != "index":
+        return value.flatten(value.ndim - len(leaf.row_shape))
+    # Not PyTorch's `one_hot`, which reads the largest number back to size its result.
+    columns = [
+        value[..., entry, None] == torch.arange(size, device=value.device)
+        for entry, size in enumerate(leaf.sizes)
+    ]
+    return torch.cat(columns, -1).to(torch.float32)
+
+
+class PartsDecoder(nn.Module):
+    """Decoders of the images of a row and of the rest; a prediction has them behind each other."""
+
+    def __init__(self, encoder: PartsEncoder, size: DreamerSize, latent: int, rng: Rng) -> None:
+        super().__init__()
+        self._parts = encoder.parts
+        self.images = nn.ModuleDict(
+            {key: image_decoder(image, size, latent, rng) for key, image in _images(encoder)}
+        )
+        self.vector: VectorDecoder | None = None
+        if encoder.vector is not None:
+            self.vector = VectorDecoder(
+                size.deter + latent, size.units, size.layers, encoder.vector_dim, rng
+            )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Predict `[S, B, P]` from `[S, B, F]`, in the units of `target`."""
+        found = [image(features).flatten(2) for image in self.images.values()]
+        return torch.cat(found if self.vector is None else [*found, self.vector(features)], -1)
+
+    def target(self, obs: Tensor) -> Tensor:
+        """Return what a prediction is compared with, `[..., P]` of rows `[..., W]`."""
+        images, vector = images_and_vector(self._parts, obs)
+        wanted = [
+            decoder.target(images[key]).flatten(obs.ndim - 1)
+            for key, decoder in self.images.items()
+            if isinstance(decoder, ImageDecoder)
+        ]
+        return torch.cat(
+            wanted if self.vector is None else [*wanted, self.vector.target(vector)], -1
+        )
+
+    def pictures(self, prediction: Tensor) -> Tensor | None:
+        """Return the first image of predictions `[..., P]`, `[..., C, H, W]`; None without one."""
+        leaves = self._parts.leaves
+        shape = next((leaf.row_shape for leaf in leaves if leaf.kind == "image"), None)
+        if shape is None:
+            return None
+        return prediction[..., : math.prod(shape)].reshape(*prediction.shape[:-1], *shape)
+
+    def loss(self, prediction: Tensor, obs: Tensor) -> Tensor:
+        """The losses of all parts together, `[S, B]`."""
+        return (prediction - self.target(obs)).square().sum(-1)
+
+
+def _images(encoder: PartsEncoder) -> Iterator[tuple[str, ImageEncoder]]:
+    """Yield the encoders of images by name."""
+    for key, image in encoder.images.items():
+        assert isinstance(image, ImageEncoder)
+        yield key, image
 
 
 def make_latent(kind: LatentKind, size: DreamerSize) -> Latent:
@@ -456,6 +589,7 @@ class WorldModel(nn.Module):
         size: DreamerSize = SIZES["tiny"],
         *,
         obs_scale: float = 1 / 255,
+        parts: ObservationSpec | None = None,
         latents: LatentKind = "categorical",
         num_bins: int = 255,
         rng: Rng | None = None,
@@ -467,6 +601,7 @@ class WorldModel(nn.Module):
             action_dim: A.
             size: Widths.
             obs_scale: Factor on the pixels of an image.
+            parts: What a row holds, where observations are rows of images and vectors.
             latents: Kind of the stochastic state.
             num_bins: K, of the reward's distribution.
             rng: Source of the initial weights; its number of seeds is S.
@@ -476,16 +611,14 @@ class WorldModel(nn.Module):
         latent = make_latent(latents, size)
         self.feature_dim = size.deter + latent.size
         hidden = [size.units] * size.head_layers
-        self.encoder: ImageEncoder | VectorEncoder
-        self.decoder: ImageDecoder | VectorDecoder
-        if len(obs_shape) == 3:
+        self.encoder: ImageEncoder | VectorEncoder | PartsEncoder
+        self.decoder: ImageDecoder | VectorDecoder | PartsDecoder
+        if parts is not None:
+            rows = PartsEncoder(parts, size, rng)
+            self.encoder, self.decoder = rows, PartsDecoder(rows, size, latent.size, rng)
+        elif len(obs_shape) == 3:
             images = ImageEncoder(obs_shape, size.depth, rng, obs_scale, size.convolutions)
-            self.encoder = images
-            self.decoder = (
-                PooledDecoder(images, size, latent.size, rng)
-                if size.convolutions == "pooled"
-                else StridedDecoder(images, self.feature_dim, rng)
-            )
+            self.encoder, self.decoder = images, image_decoder(images, size, latent.size, rng)
         else:
             self.encoder = VectorEncoder(obs_shape[0], size.units, size.layers, rng)
             self.decoder = VectorDecoder(

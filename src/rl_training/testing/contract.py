@@ -185,7 +185,7 @@ class Parts(gym.Env[dict[str, Any], Any]):
             "state": spaces.Tuple((numbers, whole)),
             "keys": spaces.MultiBinary(2),
             "tools": spaces.MultiDiscrete([2, 3]),
-            "camera": spaces.Box(0, 255, (6, 6, 3), np.uint8),
+            "camera": spaces.Box(0, 255, (8, 8, 3), np.uint8),
             "room": spaces.Discrete(600),
         }
         self.action_space: Any = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -204,7 +204,7 @@ class Parts(gym.Env[dict[str, Any], Any]):
             "state": (self.np_random.normal(size=3), int(draw(1, 5))),
             "keys": draw(0, 2, 2).astype(np.int8),
             "tools": draw(0, [2, 3]),
-            "camera": draw(0, 256, (6, 6, 3)).astype(np.uint8),
+            "camera": draw(0, 256, (8, 8, 3)).astype(np.uint8),
             "room": int(draw(600)),
         }
         if self.sizes:
@@ -305,8 +305,10 @@ PARTS_TASKS: dict[str, type[Parts]] = {
 def parts_tasks(algo: str) -> list[str]:
     """Return tasks whose observations have every kind of part, one for each kind of its actions."""
     spec = get_algorithm_spec(algo)
-    kinds = spec.action_kinds if spec.takes_parts else ()
-    return [f"{__name__}:{PARTS_TASKS[kind].__name__}" for kind in kinds]
+    tasks = [PARTS_TASKS[kind] for kind in spec.action_kinds] if "image" in spec.leaf_kinds else []
+    if "mask" not in spec.leaf_kinds:
+        tasks = [task for task in tasks if not task.sizes]
+    return [f"{__name__}:{task.__name__}" for task in tasks]
 
 
 def parts_task(algo: str) -> str:
@@ -452,7 +454,7 @@ def takes_pixels(algo: str) -> bool:
 
 def takes_parts(algo: str) -> bool:
     """Tell whether an algorithm takes observations that are more than a vector."""
-    return get_algorithm_spec(algo).takes_parts
+    return bool(parts_tasks(algo))
 
 
 class _NoHostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here

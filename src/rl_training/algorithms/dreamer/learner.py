@@ -13,7 +13,7 @@ Deviations, with reasons in docs/algorithms/dreamer.md: beliefs that sequences b
     learning, not from acting; the policy over discrete actions has the paper's uniform share;
     whether the start of an imagined path is terminal is known; reward and value begin with
     improbable far bins; states are float32, products may be bf16; random actions come first;
-    the default size is 12m; observations are an image or a vector, not both; the warm-up begins
+    the default size is 12m; the warm-up begins
     one step further; a stretch of new steps has one less.
 """
 
@@ -48,8 +48,9 @@ from rl_training.algorithms.optim import (
     minimize_together,
     seed_view,
 )
+from rl_training.algorithms.pixel_config import reads_parts
 from rl_training.algorithms.sources import SequenceReplay
-from rl_training.algorithms.spec import AlgorithmSpec, Loop, Phase
+from rl_training.algorithms.spec import VECTOR_LEAVES, AlgorithmSpec, Loop, Phase
 from rl_training.data.batch import SequenceBatch
 from rl_training.envs.spec import EnvSpec
 from rl_training.models.dreamer import (
@@ -380,6 +381,7 @@ def dreamer_networks(env: EnvSpec, config: DreamerConfig, rng: Rng) -> dict[str,
         env.action_dim,
         size,
         obs_scale=1 / 255 if env.obs_dtype == "uint8" else 1.0,
+        parts=env.observation if reads_parts(env) else None,
         latents=config.latents,
         num_bins=config.num_bins,
         rng=rng,
@@ -401,7 +403,7 @@ SPEC = AlgorithmSpec(
     networks=dreamer_networks,
     loop=Loop.OFF_POLICY,
     phases=(Phase.WORLD_MODEL_HEALTH,),
-    takes_parts=False,
+    leaf_kinds=(*VECTOR_LEAVES, "index", "image"),
     action_kinds=("discrete", "continuous"),
     obs_ndims=(1, 3),
     metrics={

@@ -32,7 +32,7 @@ from rl_training.algorithms.dynamics.fit import (
 from rl_training.algorithms.pets.config import PETSConfig
 from rl_training.algorithms.pets.planned import Planned
 from rl_training.algorithms.sources import ReplaySettings
-from rl_training.algorithms.spec import AlgorithmSpec, Loop
+from rl_training.algorithms.spec import VECTOR_LEAVES, AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
@@ -123,7 +123,7 @@ SPEC = AlgorithmSpec(
     networks=pets_networks,
     loop=Loop.OFF_POLICY,
     action_kinds=("continuous",),
-    takes_parts=False,
+    leaf_kinds=VECTOR_LEAVES,
     metrics={
         "model_loss": "negative log-likelihood, summed over members, with the bounds' penalty",
         "reward_mae": "mean absolute error of the predicted reward",

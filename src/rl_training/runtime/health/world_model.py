@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.dreamer import Dreamer
-from rl_training.algorithms.dreamer.health import OpenLoop, open_loop, open_loop_errors
+from rl_training.algorithms.dreamer.health import open_loop, open_loop_errors
 from rl_training.algorithms.dreamer.learner import encode_action
 from rl_training.data.replay.sequences import RecurrentReplayBuffer
 from rl_training.data.replay.storage import ReplayBuffer
@@ -66,17 +67,14 @@ class WorldModelHealth(LoopPhase):
             if some
         }
         self.session.log_extra("model", per_seed(names))
-        if found.real.ndim == 6:
-            self._write_videos(found)
+        pictures = learner.world_model.decoder.pictures
+        shown = [pictures(part) for part in (found.real, found.reconstructed, found.predicted)]
+        if self._can_draw and all(part is not None for part in shown):
+            self._write_videos([part for part in shown if part is not None])
 
-    def _write_videos(self, found: OpenLoop) -> None:
-        if not self._can_draw:
-            return
+    def _write_videos(self, shown: list[Tensor]) -> None:
         for index, folder in enumerate(self.session.folders):
-            parts = [
-                part[index, :SHOWN].clamp(0, 1).cpu().numpy()
-                for part in (found.real, found.reconstructed, found.predicted)
-            ]
+            parts = [part[index, :SHOWN].clamp(0, 1).cpu().numpy() for part in shown]
             path = folder / "videos" / f"model_step_{self.session.step}.gif"
             self._can_draw = write_gif(path, video_frames(*parts))
             if not self._can_draw:
