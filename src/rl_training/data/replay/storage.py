@@ -78,6 +78,8 @@ class ReplayBuffer:
     """Fields that an n-step transition takes from its last row."""
     _tracks_newest: ClassVar[bool] = False
     """Whether what is drawn depends on which row is the newest; n-step returns always do."""
+    drawn_outside: bool = False
+    """Whether batches are drawn outside of compiled updates: something of the host is needed."""
     foreseeable: ClassVar[bool] = True
     """Whether a batch is one uniform draw of rows, so that the host can tell which it will hold."""
 
@@ -447,14 +449,32 @@ class ReplayBuffer:
             The sum, the discount of the bootstrap, and the row whose successor bootstraps, all
             `[S, B]`.
         """
-        # Later steps of the same environment.
-        ahead = self._back_from_newest(index) // self.num_envs
-        steps = torch.arange(self.n_step, device=self.device)
-        rows = (index.unsqueeze(-1) + steps * self.num_envs) % self.capacity  # [S, B, n]
+        rows = self._later_rows(index)  # [S, B, n]
         scalars = self._scalar_rows(self._flat(rows.flatten(1)))
         reward, continues, truncated = scalars.view(*rows.shape, 3).unbind(-1)
         terminated = 1 - continues
         ended = torch.maximum(terminated, truncated)
+        ahead = self._back_from_newest(index) // self.num_envs
+        return self._summed(rows, reward, terminated, ended, ahead)
+
+    def _later_rows(self, index: Tensor) -> Tensor:
+        """Return the rows of the n steps from `index` on in the same environment, `[S, B, n]`."""
+        steps = torch.arange(self.n_step, device=self.device)
+        return (index.unsqueeze(-1) + steps * self.num_envs) % self.capacity
+
+    def _summed(
+        self, rows: Tensor, reward: Tensor, terminated: Tensor, ended: Tensor, ahead: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Sum the rewards of n steps `[S, B, n]`; returns what `_n_step` does.
+
+        Args:
+            rows: Where the steps are.
+            reward: Of each.
+            terminated: 1 where the episode terminated.
+            ended: 1 where no step of the episode follows.
+            ahead: How many steps after the first may count, `[S, B]`.
+        """
+        steps = torch.arange(self.n_step, device=self.device)
         # A step counts while no earlier one ended the episode and it has been stored.
         alive = (ended.cumsum(-1) - ended == 0) & (steps <= ahead.unsqueeze(-1))  # [S, B, n]
         powers = self.gamma ** steps.to(torch.float32)
