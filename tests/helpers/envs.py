@@ -528,5 +528,9 @@ class SeenGoals(WordlessGoals):
         image = np.full((6, 5, 3), 7, np.uint8)
         return {"observation": image} | {name: np.array(goal) for name, goal in goals.items()}
 
+    def step(self, action: Any) -> StepResult:
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, 0.0, terminated, truncated, info
+
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
         return np.zeros(np.shape(achieved_goal)[:-1])

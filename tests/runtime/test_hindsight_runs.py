@@ -20,6 +20,7 @@ from rl_training.envs.seeds import SeedVectorEnv
 from rl_training.experiment.checkpointing import open_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
+from rl_training.models.rows import split
 from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.compile.cache import as_traced
@@ -221,4 +222,27 @@ def test_the_task_of_the_page_is_asked_in_batches_and_learned_from(
     assert payer.reward._takes_batches
     settings = {"hindsight": "future"}
     config = tiny_config("dqn", tmp_path / "runs", env_id=env_id, algo_kwargs=settings)
+    assert verify_resume(config, 39).identical
+
+
+def test_images_beside_goals_keep_them_in_bytes(tmp_path: Path) -> None:
+    env_id = "helpers.envs:SeenGoals"
+    config = tiny_config(
+        "dqn",
+        tmp_path,
+        env_id=env_id,
+        env_kwargs={"length": 5},
+        algo_kwargs={"hindsight": "episode", "features_dim": 8},
+    )
+    replay = filled(config)[1]
+    parts = probe_env(env_id).observation
+    assert parts is not None
+    batch = replay.sample(50)
+    assert batch.obs.dtype == torch.uint8
+    goals = split(parts, batch.obs)
+    told = {tuple(goal) for goal in goals["desired_goal"].flatten(0, 1).tolist()}
+    other = tuple(torch.tensor([1e6, 1 / 3]).tolist())
+    assert told == {(0.25, -2.0), other}, "its own goal, or the one that is always achieved"
+    assert (goals["achieved_goal"] == torch.tensor([0.25, -2.0])).all()
+    assert (goals["observation"] == 7).all()
     assert verify_resume(config, 39).identical

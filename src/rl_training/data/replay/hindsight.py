@@ -233,8 +233,8 @@ class Hindsight(ReplayBuffer):
     def _returns(
         self, index: Tensor, after: Tensor, goal: Tensor, chosen: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Sum rewards for the goals; returns what `_summed` does."""
-        rows = self._later_rows(index)  # [S, B, N]
+        """Sum rewards for the goals; returns what `_n_step` does."""
+        steps, rows = self._later_rows(index)  # [S, B, N]
         flat = self._flat(rows.flatten(1))
         recorded = self._scalar_rows(flat).view(*rows.shape, 3)
         reward, continues, truncated = recorded.unbind(-1)
@@ -247,7 +247,8 @@ class Hindsight(ReplayBuffer):
         if ends is not None:
             terminated = torch.where(chosen, ends.to(terminated.dtype), terminated)
             ended = torch.maximum(ended, terminated)
-        return self._summed(rows, reward, terminated, ended, after)
+        total, discount, place = self._summed(steps, reward, terminated, ended, after)
+        return total, discount, rows.gather(-1, place).squeeze(-1)
 
     def _scaled(self, reward: Tensor) -> Tensor:
         """Do to computed rewards what is done to those that are stored."""

@@ -449,40 +449,43 @@ class ReplayBuffer:
             The sum, the discount of the bootstrap, and the row whose successor bootstraps, all
             `[S, B]`.
         """
-        rows = self._later_rows(index)  # [S, B, n]
+        steps, rows = self._later_rows(index)
         scalars = self._scalar_rows(self._flat(rows.flatten(1)))
         reward, continues, truncated = scalars.view(*rows.shape, 3).unbind(-1)
         terminated = 1 - continues
         ended = torch.maximum(terminated, truncated)
         ahead = self._back_from_newest(index) // self.num_envs
-        return self._summed(rows, reward, terminated, ended, ahead)
+        total, discount, place = self._summed(steps, reward, terminated, ended, ahead)
+        return total, discount, rows.gather(-1, place).squeeze(-1)
 
-    def _later_rows(self, index: Tensor) -> Tensor:
-        """Return the rows of the n steps from `index` on in the same environment, `[S, B, n]`."""
+    def _later_rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the numbers of n steps `[n]` and their rows from `index` on, `[S, B, n]`."""
         steps = torch.arange(self.n_step, device=self.device)
-        return (index.unsqueeze(-1) + steps * self.num_envs) % self.capacity
+        return steps, (index.unsqueeze(-1) + steps * self.num_envs) % self.capacity
 
     def _summed(
-        self, rows: Tensor, reward: Tensor, terminated: Tensor, ended: Tensor, ahead: Tensor
+        self, steps: Tensor, reward: Tensor, terminated: Tensor, ended: Tensor, ahead: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Sum the rewards of n steps `[S, B, n]`; returns what `_n_step` does.
+        """Sum the rewards of n steps.
 
         Args:
-            rows: Where the steps are.
-            reward: Of each.
+            steps: Their numbers, `[n]`.
+            reward: Of each, `[S, B, n]`.
             terminated: 1 where the episode terminated.
             ended: 1 where no step of the episode follows.
-            ahead: How many steps after the first may count, `[S, B]`.
+            ahead: How many steps after the first have been stored, `[S, B]`.
+
+        Returns:
+            The sum and the discount of the bootstrap, `[S, B]`, and which of the steps was the
+            last, `[S, B, 1]`.
         """
-        steps = torch.arange(self.n_step, device=self.device)
         # A step counts while no earlier one ended the episode and it has been stored.
         alive = (ended.cumsum(-1) - ended == 0) & (steps <= ahead.unsqueeze(-1))  # [S, B, n]
         powers = self.gamma ** steps.to(torch.float32)
         count = alive.sum(-1)  # at least 1
         stopped = (terminated * alive).amax(-1)
         discount = (1 - stopped) * self.gamma ** count.to(torch.float32)
-        last = rows.gather(-1, count.unsqueeze(-1) - 1).squeeze(-1)
-        return (reward * powers * alive).sum(-1), discount, last
+        return (reward * powers * alive).sum(-1), discount, count.unsqueeze(-1) - 1
 
     def update_priorities(self, index: Tensor, priority: Tensor) -> None:
         """Take new priorities of rows; uniform sampling has no use for them."""
