@@ -9,6 +9,7 @@ Shapes: R pairs of goals, G entries of a goal in a row, S seeds, B batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from rl_training.envs.options import learning_reward, with_task_reward
 from rl_training.envs.spec import AnyEnv, Array, EnvSpec
 from rl_training.envs.tasks.goals import POINT_REACH, GoalRule, known_rule
 from rl_training.envs.wrappers import RewardMap
-from rl_training.errors import ConfigError, EnvError
+from rl_training.errors import ConfigError, EnvError, described
 from rl_training.observations import FLOAT_BYTES, LeafSpec
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
@@ -130,11 +131,16 @@ class GoalMethod:
 
     def one(self, achieved: Array, desired: Array) -> float:
         """Return what it says of one pair of goals, as a number."""
-        what = f"{self.name}({achieved}, {desired}, {{}})"
-        value: float = guarded(self._env_id, what, lambda: float(self._call(achieved, desired, {})))
-        if not np.isfinite(value):
-            raise EnvError(f"environment {self._env_id}: {what} must be finite, got {value}")
-        return value
+        try:
+            value = float(self._call(achieved, desired, {}))
+            if math.isfinite(value):
+                return value
+            problem = f"must be finite, got {value}"
+        except (Exception, SystemExit) as error:
+            problem = f"raised {described(error)}"
+        raise EnvError(
+            f"environment {self._env_id}: {self.name}({achieved}, {desired}, {{}}) {problem}"
+        )
 
     def __call__(self, achieved: Array, desired: Array) -> Array:
         """Return what it says of goals `[R, *shape]`, as numbers `[R]`."""
