@@ -381,3 +381,21 @@ def test_priorities_are_kept_by_row() -> None:
     assert len(set(steps.tolist())) > 1, "each draw has a goal of its own"
     assert batch.weight is not None
     assert batch.weight.max() == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("kind", [HindsightReplayBuffer, PrioritizedHindsightReplayBuffer])
+def test_an_accelerator_draws_what_the_host_does(kind: Any, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no accelerator here")
+    story, direct = Story((4, 5)), make("episode", kind=kind, n_step=3, share=0.8)
+    staged = make("episode", kind=kind, n_step=3, share=0.8, device=device)
+    staged._arrays = None  # on a CPU too, go the way of an accelerator
+    for steps in (range(9), range(9, 33)):
+        for buffer in (direct, staged):
+            story.add_to(buffer, steps)
+        ours, theirs = staged.sample(32), direct.sample(32)
+        for name in ("obs", "action", "next_obs", "index"):
+            assert torch.equal(getattr(ours, name).cpu(), getattr(theirs, name)), name
+        for name in ("reward", "discount"):
+            torch.testing.assert_close(getattr(ours, name).cpu(), getattr(theirs, name))
