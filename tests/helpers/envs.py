@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from rl_training.envs.tasks.goals import BitFlip, PointReach
+
 Obs = npt.NDArray[np.float32]
 StepResult = tuple[Any, Any, bool, bool, dict[str, Any]]
 
@@ -410,3 +412,125 @@ class KeepsActionsEnv(DrivenCounterEnv):
     def step(self, action: Any) -> StepResult:
         self.kept.append(action)
         return super().step(action)
+
+
+class AskedReach(PointReach):
+    """PointReach under a name whose rule nobody knows: its compute_reward is asked."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.left = 20
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> StepResult:
+        obs, reward, terminated, _, info = super().step(action)
+        self.left -= 1
+        return obs, reward, terminated, self.left <= 0, info
+
+    def get_state(self) -> dict[str, Any]:
+        return super().get_state() | {"left": self.left}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.left = state["left"]
+
+
+class AskedFlip(BitFlip):
+    """BitFlip under another name, whose methods take one pair of goals each and give numbers."""
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> float:
+        assert np.shape(achieved_goal) == np.shape(desired_goal) == (self.bits,)
+        return 0.0 if list(achieved_goal) == list(desired_goal) else -1.0
+
+    def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> bool:
+        return self.compute_reward(achieved_goal, desired_goal, info) == 0.0
+
+
+class DearFlip(AskedFlip):
+    """Each step costs more than compute_reward says."""
+
+    def step(self, action: Any) -> StepResult:
+        obs, reward, terminated, over, info = super().step(action)
+        return obs, reward - 0.5, terminated, over, info
+
+
+class EndlessFlip(AskedFlip):
+    """It goes on where compute_terminated says that it ends: its goal is where it begins."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.goal = self.state.copy()
+        self.goal[0] ^= 1
+        return self._obs(), {}
+
+    def step(self, action: Any) -> StepResult:
+        obs, reward, _, over, info = super().step(action)
+        return obs, reward, False, over, info
+
+
+class LogFlip(AskedFlip):
+    """It pays what is no number for a goal that is reached."""
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> float:
+        missed = super().compute_reward(achieved_goal, desired_goal, info)
+        return missed if missed else float("nan")
+
+
+class UnequalGoals(CounterEnv):
+    """The goals are of different shapes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.observation_space = spaces.Dict(
+            {
+                "observation": self.observation_space,
+                "achieved_goal": spaces.Box(-1, 1, (2,)),
+                "desired_goal": spaces.Box(-1, 1, (3,)),
+            }
+        )
+
+    def _obs(self) -> Any:
+        goals = {"achieved_goal": np.zeros(2, np.float32), "desired_goal": np.zeros(3, np.float32)}
+        return {"observation": super()._obs(), **goals}
+
+
+class WordlessGoals(CounterEnv):
+    """It has goals, and no compute_reward."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        goal = spaces.Box(-1, 1, (2,))
+        self.observation_space = spaces.Dict(
+            {
+                "observation": self.observation_space,
+                "achieved_goal": goal,
+                "desired_goal": goal,
+            }
+        )
+
+    def _obs(self) -> Any:
+        goal = np.zeros(2, np.float32)
+        return {"observation": super()._obs(), "achieved_goal": goal, "desired_goal": goal}
+
+
+class SeenGoals(WordlessGoals):
+    """Its observation is an image, so that rows are bytes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        goal = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+        image = spaces.Box(0, 255, (6, 5, 3), np.uint8)
+        self.observation_space = spaces.Dict(
+            {"observation": image, "achieved_goal": goal, "desired_goal": goal}
+        )
+
+    def _obs(self) -> Any:
+        goals = {"achieved_goal": [0.25, -2.0], "desired_goal": [1e6, 1 / 3]}
+        image = np.full((6, 5, 3), 7, np.uint8)
+        return {"observation": image} | {name: np.array(goal) for name, goal in goals.items()}
+
+    def step(self, action: Any) -> StepResult:
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, 0.0, terminated, truncated, info
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return np.zeros(np.shape(achieved_goal)[:-1])

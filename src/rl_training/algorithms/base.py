@@ -663,7 +663,11 @@ def replay_step(learner: AnyLearner, replay: ReplayBuffer, rows: int) -> StepOut
 
     Eager and compiled runs execute this same function; `runtime/compile` only decides who does.
     """
-    batch = replay.sample(rows)
+    return learn_from(learner, replay, replay.sample(rows))
+
+
+def learn_from(learner: AnyLearner, replay: ReplayBuffer, batch: Any) -> StepOutput:
+    """Learn from a batch that was drawn from a replay, and send priorities or beliefs back."""
     output = learner.learn(batch)
     if batch.index is not None and output.priority is not None:
         replay.update_priorities(batch.index, output.priority)

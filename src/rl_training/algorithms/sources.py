@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from rl_training.data.datasets.config import DatasetSettings, DatasetStorage
+from rl_training.data.replay.hindsight import Strategy
 from rl_training.validation import (
     LARGEST_INT,
     Fraction,
@@ -150,6 +151,12 @@ class TransitionReplay(ReplaySettings):
     """Exponent of the priorities; 0 draws uniformly."""
     importance_exponent: Fraction = 0.4
     """Exponent of the importance weights at the start; it reaches 1 at the end of the run."""
+    hindsight: Strategy | None = None
+    """Learn from most transitions as if their goal had been one that their episode achieved: after
+    a later step (`future`), the last one (`final`) or any (`episode`). For tasks whose observation
+    has `achieved_goal` and `desired_goal` (Andrychowicz et al., 2017); null keeps the goals."""
+    hindsight_goals: PositiveInt = 4
+    """k: of k + 1 drawn transitions, k have such a goal on average."""
     reward_scale: Number = 1.0
     """Factor on every reward that is learned from; returns are reported without it."""
     reward_shift: Number = 0.0
@@ -192,6 +199,11 @@ class PriorSettings(DatasetSettings, TransitionReplay):
     @model_validator(mode="after")
     def _rows_can_be_drawn(self) -> PriorSettings:
         require_on_device(self.dataset_storage)
+        if self.hindsight is not None:
+            raise ValueError(
+                "hindsight changes the goals of a run's own transitions alone, not of prior data "
+                "beside them; set it to null, or use sac or td3"
+            )
         if self.offline_batch_ratio == "union" and self.prioritized:
             raise ValueError(
                 "offline_batch_ratio union draws uniformly, so prioritized must be false; give a "

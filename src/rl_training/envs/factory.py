@@ -54,6 +54,7 @@ from rl_training.envs.options import (
 )
 from rl_training.envs.spec import AnyEnv, EnvSpec, check_reward
 from rl_training.envs.tasks.games import register_games
+from rl_training.envs.tasks.goals import register_goal_tasks
 from rl_training.envs.tasks.spaces_only import register_spaces_only
 from rl_training.envs.wrappers import PixelObservation, RewardTransform
 from rl_training.errors import (
@@ -66,6 +67,7 @@ from rl_training.errors import (
 
 logger = logging.getLogger(__name__)
 register_games()
+register_goal_tasks()
 register_spaces_only()
 
 _EXTRA_OF_MODULE = {

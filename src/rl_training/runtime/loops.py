@@ -51,7 +51,8 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
         config.learning_starts,
         config.random_steps,
     )
-    replay = make_replay(config, envs.spec, envs.num_envs, learner)
+    kwargs = session.config.env_kwargs
+    replay = make_replay(config, envs.spec, envs.num_envs, learner, env_kwargs=kwargs)
     collector = Collector(envs, learner.device)
     phases = phases_of(session, learner, replay)
     batches = phases.batches(replay)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import psutil
 import torch
 
 from rl_training.algorithms.base import AnyLearner
+from rl_training.algorithms.dynamics.imagination import imagination_of
 from rl_training.algorithms.sources import (
     OfflineSettings,
     PriorSettings,
@@ -24,6 +25,10 @@ from rl_training.data.datasets.sources import CONVERT
 from rl_training.data.datasets.view import DatasetView
 from rl_training.data.replay.dataset import DatasetBuffer
 from rl_training.data.replay.frames import FrameReplayBuffer, PrioritizedFrameReplayBuffer
+from rl_training.data.replay.hindsight import (
+    HindsightReplayBuffer,
+    PrioritizedHindsightReplayBuffer,
+)
 from rl_training.data.replay.mapped import MappedBuffer
 from rl_training.data.replay.mixed import (
     MixedPrioritizedReplayBuffer,
@@ -33,6 +38,7 @@ from rl_training.data.replay.mixed import (
 from rl_training.data.replay.prioritized import PrioritizedReplayBuffer
 from rl_training.data.replay.sequences import SHARE_OF_STARTS, RecurrentReplayBuffer
 from rl_training.data.replay.storage import ReplayBuffer
+from rl_training.envs.goal_rewards import goal_rewards
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
 
@@ -46,6 +52,9 @@ def make_replay(
     num_envs: int,
     learner: AnyLearner,
     prior: RowSource | None = None,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    try_task: bool = True,
 ) -> ReplayBuffer:
     """Build the replay buffer that the settings ask for.
 
@@ -55,6 +64,8 @@ def make_replay(
         num_envs: Environments per seed.
         learner: Whose seeds, device and discount it has.
         prior: Rows in place of the prior data that the settings name.
+        env_kwargs: How the task is made, which is asked what it pays for other goals.
+        try_task: Make it now; without that such a replay can be traced, but not drawn from.
     """
     if isinstance(config, SequenceReplay):
         kind: Callable[..., ReplayBuffer] = RecurrentReplayBuffer
@@ -75,7 +86,35 @@ def make_replay(
             kind = UnionReplayBuffer
         else:
             extra["prior_ratio"] = config.offline_batch_ratio
+    elif isinstance(config, TransitionReplay) and config.hindsight is not None:
+        kind, goals = _with_hindsight(kind, config, learner)
+        extra |= goals | {"goals": goal_rewards(spec, env_kwargs or {}, try_task=try_task)}
     return _replay(kind, extra, config, spec, num_envs=num_envs, learner=learner)
+
+
+def _with_hindsight(
+    kind: Callable[..., ReplayBuffer], config: TransitionReplay, learner: AnyLearner
+) -> tuple[Callable[..., ReplayBuffer], dict[str, Any]]:
+    """Return the buffer that draws like `kind` but with other goals, and how it does.
+
+    Raises:
+        ConfigError: Nothing does.
+    """
+    if imagination_of(learner) is not None:
+        raise ConfigError(
+            f"algo_kwargs.hindsight is {config.hindsight}, but {type(learner).__name__} learns "
+            "from imagined transitions, whose goals are part of the model's state; set it to null, "
+            "or use sac"
+        )
+    kinds: dict[Callable[..., ReplayBuffer], Callable[..., ReplayBuffer]] = {
+        ReplayBuffer: HindsightReplayBuffer,
+        PrioritizedReplayBuffer: PrioritizedHindsightReplayBuffer,
+        # Images alone have no goals; `goal_rewards` says so.
+        FrameReplayBuffer: HindsightReplayBuffer,
+        PrioritizedFrameReplayBuffer: PrioritizedHindsightReplayBuffer,
+    }
+    share = config.hindsight_goals / (config.hindsight_goals + 1)
+    return kinds[kind], {"strategy": config.hindsight, "share": share}
 
 
 def _of_transitions(

@@ -44,6 +44,7 @@ class MappedBuffer(DatasetBuffer):
     """The rows of a dataset where they lie; batches go to the learner's device."""
 
     is_mapped: ClassVar[bool] = True
+    drawn_outside = True
 
     def __init__(
         self,

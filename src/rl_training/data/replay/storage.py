@@ -78,6 +78,8 @@ class ReplayBuffer:
     """Fields that an n-step transition takes from its last row."""
     _tracks_newest: ClassVar[bool] = False
     """Whether what is drawn depends on which row is the newest; n-step returns always do."""
+    drawn_outside: bool = False
+    """Whether batches are drawn outside of compiled updates: something of the host is needed."""
     foreseeable: ClassVar[bool] = True
     """Whether a batch is one uniform draw of rows, so that the host can tell which it will hold."""
 
@@ -447,22 +449,43 @@ class ReplayBuffer:
             The sum, the discount of the bootstrap, and the row whose successor bootstraps, all
             `[S, B]`.
         """
-        # Later steps of the same environment.
-        ahead = self._back_from_newest(index) // self.num_envs
-        steps = torch.arange(self.n_step, device=self.device)
-        rows = (index.unsqueeze(-1) + steps * self.num_envs) % self.capacity  # [S, B, n]
+        steps, rows = self._later_rows(index)
         scalars = self._scalar_rows(self._flat(rows.flatten(1)))
         reward, continues, truncated = scalars.view(*rows.shape, 3).unbind(-1)
         terminated = 1 - continues
         ended = torch.maximum(terminated, truncated)
+        ahead = self._back_from_newest(index) // self.num_envs
+        total, discount, place = self._summed(steps, reward, terminated, ended, ahead)
+        return total, discount, rows.gather(-1, place).squeeze(-1)
+
+    def _later_rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the numbers of n steps `[n]` and their rows from `index` on, `[S, B, n]`."""
+        steps = torch.arange(self.n_step, device=self.device)
+        return steps, (index.unsqueeze(-1) + steps * self.num_envs) % self.capacity
+
+    def _summed(
+        self, steps: Tensor, reward: Tensor, terminated: Tensor, ended: Tensor, ahead: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Sum the rewards of n steps.
+
+        Args:
+            steps: Their numbers, `[n]`.
+            reward: Of each, `[S, B, n]`.
+            terminated: 1 where the episode terminated.
+            ended: 1 where no step of the episode follows.
+            ahead: How many steps after the first have been stored, `[S, B]`.
+
+        Returns:
+            The sum and the discount of the bootstrap, `[S, B]`, and which of the steps was the
+            last, `[S, B, 1]`.
+        """
         # A step counts while no earlier one ended the episode and it has been stored.
         alive = (ended.cumsum(-1) - ended == 0) & (steps <= ahead.unsqueeze(-1))  # [S, B, n]
         powers = self.gamma ** steps.to(torch.float32)
         count = alive.sum(-1)  # at least 1
         stopped = (terminated * alive).amax(-1)
         discount = (1 - stopped) * self.gamma ** count.to(torch.float32)
-        last = rows.gather(-1, count.unsqueeze(-1) - 1).squeeze(-1)
-        return (reward * powers * alive).sum(-1), discount, last
+        return (reward * powers * alive).sum(-1), discount, count.unsqueeze(-1) - 1
 
     def update_priorities(self, index: Tensor, priority: Tensor) -> None:
         """Take new priorities of rows; uniform sampling has no use for them."""

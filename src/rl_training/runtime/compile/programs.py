@@ -23,11 +23,13 @@ from rl_training.algorithms.base import (
     OnPolicyLearner,
     Remembered,
     StepOutput,
+    learn_from,
     replay_step,
 )
 from rl_training.algorithms.dynamics.imagination import Imagination, imagination_of
 from rl_training.algorithms.sources import replay_settings, rows_per_update
 from rl_training.data.batch import RolloutBatch, TransitionBatch
+from rl_training.data.replay.hindsight import Hindsight
 from rl_training.data.replay.mapped import MappedBuffer
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
@@ -51,9 +53,11 @@ def packed_step(learner: AnyLearner, replay: ReplayBuffer, metrics: Sequence[str
     return _packed(learner, replay_step(learner, replay, rows_per_update(learner)), metrics)
 
 
-def packed_learning(learner: AnyLearner, metrics: Sequence[str], batch: TransitionBatch) -> Tensor:
-    """Learn from a batch drawn before and return the means of the metrics `[S, M]`."""
-    return _packed(learner, learner.learn(batch), metrics)
+def packed_learning(
+    learner: AnyLearner, replay: ReplayBuffer, metrics: Sequence[str], batch: TransitionBatch
+) -> Tensor:
+    """Do what follows the drawing of a batch and return the means of the metrics `[S, M]`."""
+    return _packed(learner, learn_from(learner, replay, batch), metrics)
 
 
 def _packed(learner: AnyLearner, output: StepOutput, metrics: Sequence[str]) -> Tensor:
@@ -103,15 +107,17 @@ def _acting_sources(
 def _update_source(
     name: str, learner: AnyLearner, replay: ReplayBuffer, metrics: Sequence[str]
 ) -> Source:
-    """Return an update with the drawing of its batch inside, where rows are tensors."""
-    if not isinstance(replay, MappedBuffer):
-        owners = {"learner": learner, "replay": replay}
+    """Return an update with the drawing of its batch inside, where that is done by tensors."""
+    owners: dict[str, object] = {"learner": learner, "replay": replay}
+    if not isinstance(replay, MappedBuffer | Hindsight) or not replay.drawn_outside:
         return Source(name, partial(packed_step, learner, replay, metrics), owners)
+    if isinstance(replay, MappedBuffer):  # nothing of it is a tensor that an update uses
+        del owners["replay"]
     size = rows_per_update(learner)
     return Source(
         name,
-        partial(packed_learning, learner, metrics),
-        {"learner": learner},
+        partial(packed_learning, learner, replay, metrics),
+        owners,
         feed=lambda: (replay.sample(size),),
         examples=lambda: (replay.example(size),),
     )

@@ -68,7 +68,10 @@ def build(request: Request) -> tuple[AnyLearner, EnvSpec, TrainConfig, dict[str,
         buffer = dataset_buffer(rows, learner, n_step=steps, mapped=rows.shape.mapped)
         batches = with_imagined(learner, buffer)
         return learner, env, config, replay_sources(learner, batches, list(spec.metrics))
-    replay = make_replay(settings, env, config.num_envs, learner, rows)
+    kwargs = config.env_kwargs
+    replay = make_replay(
+        settings, env, config.num_envs, learner, rows, env_kwargs=kwargs, try_task=False
+    )
     replay.set_inserted(replay.capacity)  # rows of zeros, to trace with
     batches = with_imagined(learner, replay)
     return learner, env, config, replay_sources(learner, batches, list(spec.metrics))
