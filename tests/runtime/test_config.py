@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +261,23 @@ def every_field() -> Iterator[tuple[str, tuple[str, ...]]]:
             yield algo, ("algo_kwargs", name)
 
 
-FIELDS = [pytest.param(a, path, id=f"{a}:{'.'.join(path)}") for a, path in every_field()]
+SECTIONS: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+"""The fields of the run, of the settings inside it, and of each algorithm: a test goes through one
+section, as thousands of tests would take longer to hand out than to run."""
+for algorithm, place in every_field():
+    section = "run" if len(place) == 1 else algorithm if len(place) == 2 else place[1]
+    SECTIONS.setdefault(section, []).append((algorithm, place))
+
+
+@contextmanager
+def about(algo: str, path: tuple[str, ...]) -> Iterator[None]:
+    """Name the field in the message of a failed assertion."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{algo}: {'.'.join(path)}: {error}") from error
+
+
 CANDIDATES: dict[str, object] = {
     "string": "text",
     "integer": 7,
@@ -304,8 +321,14 @@ def field_schema(algo: str, path: tuple[str, ...]) -> tuple[dict[str, Any], dict
     return found, root
 
 
-@pytest.mark.parametrize(("algo", "path"), FIELDS)
-def test_every_field_refuses_a_wrong_type_by_name(algo: str, path: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_field_refuses_a_wrong_type_by_name(section: str) -> None:
+    for algo, path in SECTIONS[section]:
+        with about(algo, path):
+            refuses_wrong_types(algo, path)
+
+
+def refuses_wrong_types(algo: str, path: tuple[str, ...]) -> None:
     schema, root = field_schema(algo, path)
     kinds = allowed_kinds(schema, root)
     kinds |= {"integer"} if "number" in kinds else set()
@@ -320,8 +343,14 @@ def test_every_field_refuses_a_wrong_type_by_name(algo: str, path: tuple[str, ..
         assert ("null" if value is None else repr(value)) in message
 
 
-@pytest.mark.parametrize(("algo", "path"), FIELDS)
-def test_every_bound_is_kept_at_and_beyond_it(algo: str, path: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_bound_is_kept_at_and_beyond_it(section: str) -> None:
+    for algo, path in SECTIONS[section]:
+        with about(algo, path):
+            keeps_bounds(algo, path)
+
+
+def keeps_bounds(algo: str, path: tuple[str, ...]) -> None:
     schema, _ = field_schema(algo, path)
     for branch in schema.get("anyOf", [schema]):
         bounds = [("minimum", -1), ("maximum", 1)]
@@ -364,14 +393,16 @@ def test_the_bounds_are_those_that_make_sense(
     assert try_value(algo, tuple(key.split(".")), value) == f"{key} must be {rule}, got {value}"
 
 
-@pytest.mark.parametrize(("algo", "path"), FIELDS)
-def test_schema_and_runtime_agree_on_every_field(algo: str, path: tuple[str, ...]) -> None:
-    schema, root = field_schema(algo, path)
-    if path == ("algo",):
-        return  # the schema is of one algorithm, the runtime takes any
-    for value in POOL:
-        message = try_value(algo, path, value)
-        assert accepts(schema, value, root) == (message is None), f"{value!r}: {message}"
+@pytest.mark.parametrize("section", SECTIONS)
+def test_schema_and_runtime_agree_on_every_field(section: str) -> None:
+    for algo, path in SECTIONS[section]:
+        if path == ("algo",):
+            continue  # the schema is of one algorithm, the runtime takes any
+        schema, root = field_schema(algo, path)
+        for value in POOL:
+            message = try_value(algo, path, value)
+            agree = accepts(schema, value, root) == (message is None)
+            assert agree, f"{algo}: {'.'.join(path)}: {value!r}: {message}"
 
 
 @pytest.mark.parametrize("preset", preset_names())

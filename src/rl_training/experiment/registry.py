@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rl_training.errors import ConfigError
 from rl_training.validation import suggest
@@ -123,7 +123,11 @@ def algorithm_summaries() -> list[AlgorithmSummary]:
 @cache
 def _read_summary(name: str) -> AlgorithmSummary:
     """Read the words of `SPEC` from its file, where they are literals."""
-    wanted = AlgorithmSummary.__dataclass_fields__
+    return AlgorithmSummary(**_declared_words(name))
+
+
+def _declared_words(name: str) -> dict[str, Any]:
+    """Read the literal words of a `SPEC`, those of the one that it replaces parts of among them."""
     tree = ast.parse(_sources()[name].read_text(encoding="utf-8"))
     calls = (
         node.value
@@ -132,8 +136,21 @@ def _read_summary(name: str) -> AlgorithmSummary:
         and any(isinstance(target, ast.Name) and target.id == "SPEC" for target in node.targets)
     )
     call = next(call for call in calls if isinstance(call, ast.Call))
-    words = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg in wanted}
-    return AlgorithmSummary(**words)
+    words = _declared_words(_module_of(tree, call.args[0])) if call.args else {}
+    wanted = AlgorithmSummary.__dataclass_fields__
+    own = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg in wanted}
+    return words | own
+
+
+def _module_of(tree: ast.Module, name: ast.expr) -> str:
+    """Return the method whose `SPEC` a file imports under a name."""
+    assert isinstance(name, ast.Name)
+    imports = (node for node in tree.body if isinstance(node, ast.ImportFrom))
+    return next(
+        (node.module or "").rpartition(".")[2]
+        for node in imports
+        if any((alias.asname or alias.name) == name.id for alias in node.names)
+    )
 
 
 def import_plugin(name: str) -> None:
