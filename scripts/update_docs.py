@@ -1,21 +1,28 @@
 """Keeps the generated parts of the documentation, and presets as they resolve, equal to the code.
 
 `python scripts/update_docs.py` rewrites them; with `--check` it changes nothing and exits with 1
-when one is stale.  A generated part stands between `<!-- generated: NAME -->` and
-`<!-- end generated -->`; the rest of a page is written by hand.  A page that an algorithm lacks is
-begun with its generated parts.
+when one is stale.  A generated part is between `<!-- generated: NAME -->` and
+`<!-- end generated -->`; the rest of a page is written by hand.  `<!-- generated: code
+algorithms.sac.SAC.td_target -->` shows that method's lines; several may be named.  Parts with
+other names are left to the programs that write them.  A method without a page gets a new one.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
 import json
+import pkgutil
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FunctionType
 
 import yaml
 
+import rl_training
 from rl_training.cli.tables import algorithm_facts
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.presets import RESOLVED
@@ -24,7 +31,10 @@ from rl_training.resources import preset_names
 from rl_training.validation import field_rule
 
 ROOT = Path(__file__).resolve().parent.parent
-_PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
+SOURCES = Path(rl_training.__file__).resolve().parents[1]
+_PART = re.compile(
+    r"(<!-- generated: ([\w-]+)((?: [\w.]+)*) -->\n)(.*?)(<!-- end generated -->)", re.DOTALL
+)
 
 
 def pages() -> list[Path]:
@@ -41,7 +51,13 @@ def rendered(page: Path) -> str:
     text = page.read_text(encoding="utf-8") if page.is_file() else _new_page(page.stem)
 
     def fill(match: re.Match[str]) -> str:
-        return f"{match[1]}{PARTS[match[2]](page)}\n{match[3]}"
+        if match[2] == "code":
+            part = "\n\n".join(map(_code, match[3].split()))
+        elif match[2] in PARTS:
+            part = PARTS[match[2]](page)
+        else:
+            return match[0]
+        return f"{match[1]}{part}\n{match[5]}"
 
     return _PART.sub(fill, text)
 
@@ -69,11 +85,32 @@ def _new_page(name: str) -> str:
         for title, part in (("Settings", "settings"), ("Metrics", "metrics"))
     )
     facts = "<!-- generated: facts -->\n<!-- end generated -->"
+    results = "<!-- generated: results -->\n<!-- end generated -->"
     title = algorithm_facts(name)["title"]
     return (
-        f"# {title}\n\n{facts}\n\n## Idea\n\n## What is implemented\n\n"
-        f"## Deviations, and why\n\n{parts}\n"
+        f"# {title}\n\n{facts}\n\n## Idea\n\n## Equations and code\n\n"
+        f"## Deviations, and why\n\n## When to use it\n\n## Limits\n\n"
+        f"## Results\n\n{results}\n\n{parts}\n\n## Citation\n"
     )
+
+
+def _code(name: str) -> str:
+    """Return the lines of a function or method, without its docstring.
+
+    Args:
+        name: Seen from `rl_training`, such as `algorithms.sac.SAC.td_target`.
+    """
+    value = pkgutil.resolve_name(f"rl_training.{name}")
+    function: FunctionType = getattr(value, "fget", value)
+    source = textwrap.dedent(inspect.getsource(function))
+    (node,) = ast.parse(source).body
+    assert isinstance(node, ast.FunctionDef), f"{name} is not a function"
+    lines = source.rstrip().splitlines()
+    if ast.get_docstring(node) is not None:
+        del lines[node.body[0].lineno - 1 : node.body[0].end_lineno]
+    file = Path(inspect.getfile(function)).relative_to(SOURCES).as_posix()
+    link = f"[`{file.removeprefix('rl_training/')}`](../../src/{file})"
+    return "\n".join([f"`{function.__qualname__}` in {link}:", "", "```python", *lines, "```"])
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

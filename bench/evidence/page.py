@@ -1,4 +1,4 @@
-"""The generated part of docs/results.md, and the plots in it, from the records of the gates."""
+"""The generated parts of docs/results.md and of the methods' pages, and the plots."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ COLUMNS = (
 _BAR = COLORS + 7
 """Grey and dashed, see `Line.number`."""
 _PART = re.compile(r"(<!-- generated: evidence -->\n).*?(<!-- end generated -->)", re.DOTALL)
+_METHOD_PART = re.compile(r"(<!-- generated: results -->\n).*?(<!-- end generated -->)", re.DOTALL)
 _WIDTH = 96
 """Of a line of a command."""
 
@@ -87,6 +88,33 @@ def section(
     for gate in gates:
         if gate.preset in known:
             lines += ["", *_part(folder, gate, known[gate.preset])]
+    return "\n".join(lines)
+
+
+def method_section(
+    folder: Path, algo: str, records: Mapping[str, Record], gates: Sequence[Gate] = GATES
+) -> str:
+    """Return what the page of a method shows of its gates: a table, and the curve of each.
+
+    Args:
+        folder: Where the plots are, as the page links to them.
+        algo: The method.
+        records: What was measured, by the names of the gates.
+        gates: All gates.
+    """
+    own = [gate for gate in gates if gate.algo == algo]
+    if not own:
+        return "No gate is declared for this method yet."
+    known = {gate.preset: records[gate.preset] for gate in _measured(own, records)}
+    lines = [f"| {' | '.join(COLUMNS[1:])} |", f"|{' --- |' * len(COLUMNS[1:])}"]
+    for gate in own:
+        cells = _row(gate, known.get(gate.preset), None)
+        lines.append(f"| {' | '.join(cells[1:])} |")
+    for gate in own:
+        if gate.preset in known:
+            anchor = re.sub(r"[^\w-]", "", gate.preset)
+            lines += ["", f"![{_alt(known[gate.preset])}]({(folder / gate.slug).as_posix()}.svg)"]
+            lines += ["", f"`{gate.preset}`: [commands and machine](../{PAGE}#{anchor})."]
     return "\n".join(lines)
 
 
@@ -202,6 +230,18 @@ def rendered(page: Path, folder: Path, gates: Sequence[Gate] = GATES) -> str:
     return _PART.sub(lambda found: f"{found[1]}{part}\n{found[2]}", text)
 
 
+def rendered_method(page: Path, folder: Path, gates: Sequence[Gate] = GATES) -> str:
+    """Return the text that the page of a method should have.
+
+    Raises:
+        DataError: When a record cannot be read.
+    """
+    place = Path(os.path.relpath(folder, page.parent))
+    part = method_section(place, page.stem, read_records(folder, gates), gates)
+    text = page.read_text(encoding="utf-8")
+    return _METHOD_PART.sub(lambda found: f"{found[1]}{part}\n{found[2]}", text)
+
+
 def packaged_text(folder: Path, gates: Sequence[Gate] = GATES) -> str:
     """Return the figures that come with the package, as YAML.
 
@@ -224,7 +264,7 @@ def packaged_text(folder: Path, gates: Sequence[Gate] = GATES) -> str:
 
 
 def render(folder: Path, gates: Sequence[Gate] = GATES) -> Path | None:
-    """Write the plots, and the part of the page beside the folder; returns the page if it is there.
+    """Write the plots, and the parts of the pages beside the folder; returns the page of results.
 
     In the repository the packaged figures are written too.
 
@@ -240,6 +280,8 @@ def render(folder: Path, gates: Sequence[Gate] = GATES) -> Path | None:
         if not page.is_file():
             return None
         page.write_text(rendered(page, folder, gates), encoding="utf-8")
+        for method in sorted((folder.parent / "algorithms").glob("*.md")):
+            method.write_text(rendered_method(method, folder, gates), encoding="utf-8")
         packaged = folder.parent.parent / PACKAGED
         if packaged.is_file():
             packaged.write_text(packaged_text(folder, gates), encoding="utf-8")

@@ -124,6 +124,15 @@ def test_a_missing_page_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "`epsilon_start`" in page.read_text()
 
 
+def test_code_on_a_page_is_the_lines_of_the_function_without_its_docstring() -> None:
+    text = update_docs()._code("algorithms.sac.SAC.target_entropy")
+    assert text.startswith("`SAC.target_entropy` in [`algorithms/sac.py`](../../src/rl_training/")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert code.splitlines()[:2] == ["@property", "def target_entropy(self) -> float | Tensor:"]
+    assert "-float(self.model.action_dim)" in code
+    assert '"""' not in code
+
+
 @every_page
 def test_relative_links_resolve(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)

@@ -36,7 +36,14 @@ from bench.evidence.gates import (
     seeds_text,
 )
 from bench.evidence.jobs import STOPPED, Ended, Work, run_all
-from bench.evidence.page import plot, render, rendered, section
+from bench.evidence.page import (
+    method_section,
+    plot,
+    render,
+    rendered,
+    rendered_method,
+    section,
+)
 from bench.evidence.record import (
     EARLIER,
     Earlier,
@@ -416,6 +423,22 @@ def test_the_page_of_results_is_what_the_records_render_to() -> None:
     kept = {path.name for path in EVIDENCE.iterdir()}
     slugs = {gate.slug for gate in GATES if gate.preset in records}
     assert kept == {EARLIER} | {f"{slug}{end}" for slug in slugs for end in (".json", ".svg")}
+    for method in algorithm_names():
+        text = (ROOT / f"docs/algorithms/{method}.md").read_text()
+        assert "<!-- generated: results -->" in text
+        assert text == rendered_method(ROOT / f"docs/algorithms/{method}.md", EVIDENCE), stale
+
+
+def test_the_page_of_a_method_shows_its_own_gates_measured_or_not(tiny: Record) -> None:
+    other = replace(TINY, preset="dqn/catch")
+    text = method_section(Path("../evidence"), "dqn", {tiny.gate: tiny}, [TINY, other])
+    row, missing = (line for line in text.splitlines() if line.startswith("| `"))
+    assert row.startswith("| `dqn/cartpole` | 64 |")
+    assert "not measured yet" in missing
+    assert "](../evidence/dqn-cartpole.svg)" in text
+    assert "(../results.md#dqncartpole)" in text
+    assert "dqn-catch.svg" not in text
+    assert "No gate" in method_section(Path("../evidence"), "sac", {}, [TINY])
 
 
 @pytest.mark.parametrize(
