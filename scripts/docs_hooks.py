@@ -35,7 +35,7 @@ API = {
         "predict_from_checkpoint",
         "resume_training",
     ),
-    "rl_training.tools.film": ("record_agent",),
+    "rl_training.tools.video": ("record_agent",),
     "rl_training.tools.export": ("export_agent",),
     "rl_training.reporting.gather": ("gather",),
     "rl_training.reporting.page": ("write_report",),

@@ -201,7 +201,7 @@ def test_a_curve_stays_inside_its_drawing() -> None:
 @pytest.fixture(scope="module")
 def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (runs / "good2" / "videos").mkdir()
-    (runs / "good2" / "videos" / "film.gif").write_bytes(b"GIF89a" + bytes(20))
+    (runs / "good2" / "videos" / "video.gif").write_bytes(b"GIF89a" + bytes(20))
     (runs / "good1" / "videos").mkdir()
     (runs / "good1" / "videos" / "model_step_7.gif").write_bytes(b"GIF89a" + bytes(20))
     target = tmp_path_factory.mktemp("page") / "new" / "report.html"
@@ -219,7 +219,7 @@ def test_the_page_is_whole_and_asks_nothing_of_the_network(page: Path) -> None:
     for part in ("Probability of improvement", "Settings that differ", "Model health", "3.11.0"):
         assert part in text
     assert text.count("data:image/gif;base64,R0lGODlh") == 2
-    assert ": seed 2, film.gif" in text
+    assert ": seed 2, video.gif" in text
     parts = "real, reconstructed, predicted without looking, prediction less real"
     assert f": world model ({parts}), seed 1, model_step_7.gif" in text
     assert "<pre>rl-training train &#39;a b&#39;</pre>" in text
@@ -324,15 +324,15 @@ def test_texts_lose_the_folders_of_absolute_paths_alone() -> None:
         assert without_folders(given) == left
 
 
-def test_a_film_too_large_for_the_page_is_linked_from_beside_it(
+def test_a_video_too_large_for_the_page_is_linked_from_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rl_training.reporting.page.MOST_VIDEO_BYTES", 10)
     run = write_run(tmp_path / "runs" / "a", {10: 1.0})
-    (run / "large film.gif").write_bytes(b"GIF89a" + bytes(20))
+    (run / "large video.gif").write_bytes(b"GIF89a" + bytes(20))
     target = tmp_path / "pages" / "report.html"
     assert run_cli("report", tmp_path / "runs", "-o", target).code == 0
-    assert 'href="../runs/a/large%20film.gif"' in target.read_text()
+    assert 'href="../runs/a/large%20video.gif"' in target.read_text()
 
 
 def test_the_clock_of_a_run_that_was_taken_up_goes_on(tmp_path: Path) -> None:

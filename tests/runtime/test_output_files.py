@@ -19,7 +19,7 @@ from rl_training.errors import CheckpointError, EnvError
 from rl_training.output_files import written_beside
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent
-from rl_training.tools import film as filming
+from rl_training.tools import video
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_nothing_is_put_in_the_place_of_a_pipe(run: Path, tmp_path: Path) -> Non
     for name, command in {
         "policy.onnx": ("export", "--checkpoint", run, "-o"),
         "policy.pt2": ("export", "--checkpoint", run, "--format", "torch", "-o"),
-        "film.gif": ("record", "--checkpoint", run, "--max-steps", 2, "-o"),
+        "video.gif": ("record", "--checkpoint", run, "--max-steps", 2, "-o"),
         "copy.npz": ("data", "convert", "--force", data),
         "copy.hdf5": ("data", "convert", "--force", data),
         "columns": ("data", "convert", "--to", "npy", "--force", data),
@@ -84,10 +84,10 @@ def test_a_picture_that_cannot_be_drawn_does_not_fail_the_run(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("ending", ["gif", "mp4"])
-def test_a_film_that_fails_leaves_nothing_and_the_old_one(
+def test_a_video_that_fails_leaves_nothing_and_the_old_one(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    target = tmp_path / f"film.{ending}"
+    target = tmp_path / f"video.{ending}"
     target.write_text("the old one")
     agent = load_agent(run)
 
@@ -97,14 +97,14 @@ def test_a_film_that_fails_leaves_nothing_and_the_old_one(
 
     small, large = np.zeros((16, 16, 3), np.uint8), np.zeros((18, 18, 3), np.uint8)
     for shown, expected in (
-        ((small, large), r"gives pictures \(16, 16, 3\), then \(18, 18, 3\)"),
-        ((small / 255.0,), "no picture"),
-        ((small[:0],), "an empty picture"),
-        ((small, None), "no picture"),
+        ((small, large), r"returns frames \(16, 16, 3\), then \(18, 18, 3\)"),
+        ((small / 255.0,), "does not return an image"),
+        ((small[:0],), "an empty image"),
+        ((small, None), "does not return an image"),
     ):
         monkeypatch.setattr("gymnasium.Wrapper.render", pictures(*shown))
         with pytest.raises(EnvError, match=expected):
-            filming.record_agent(agent, target)
+            video.record_agent(agent, target)
         assert target.read_text() == "the old one"
         assert [p.name for p in tmp_path.iterdir()] == [target.name]
 

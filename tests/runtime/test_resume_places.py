@@ -14,7 +14,7 @@ import yaml
 
 from helpers.stopped import CUT, Notes, checkpoint, content
 from helpers.tiny import STEPS, learner_digest, run_cli
-from rl_training.cli.showing import _film_path
+from rl_training.cli.showing import _video_path
 from rl_training.envs import factory
 from rl_training.errors import CheckpointError, RLTrainingError
 from rl_training.experiment import runs as runs_module
@@ -241,9 +241,9 @@ def test_a_run_can_be_continued_in_a_new_folder_on_purpose(place: Path) -> None:
 def test_the_video_of_a_copy_is_not_put_into_another_run(place: Path) -> None:
     name = Path("videos/step_48.mp4")
     for own in (place / "a", place / "a/checkpoints", checkpoint(place / "a")):
-        assert _film_path(own, CUT) == place / "a" / name
+        assert _video_path(own, CUT) == place / "a" / name
     for how in ("in another run", "in a folder of downloads"):
-        assert _film_path(FOREIGN[how](place), CUT) == name
+        assert _video_path(FOREIGN[how](place), CUT) == name
 
 
 # Held first, then read

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rl_training.reporting.figures import Figure, Row
     from rl_training.reporting.gather import Task
     from rl_training.runtime.workflows import LoadedAgent
-    from rl_training.tools.film import Shown
+    from rl_training.tools.video import Shown
 
 out = Console(soft_wrap=True, emoji=False)
 err = Console(stderr=True, emoji=False)
@@ -138,11 +138,11 @@ def record(
     stochastic: StochasticOption = None,
 ) -> None:
     """Make a video of a trained policy."""
-    from rl_training.tools.film import record_agent
+    from rl_training.tools.video import record_agent
 
     path = chosen_run("record", run, checkpoint)
     agent = _agent(path, best)
-    target = output or _film_path(path, agent.step)
+    target = output or _video_path(path, agent.step)
     shown = record_agent(
         agent,
         target,
@@ -166,7 +166,7 @@ def watch(
     stochastic: StochasticOption = None,
 ) -> None:
     """Show a trained policy in a window."""
-    from rl_training.tools.film import watch_agent
+    from rl_training.tools.video import watch_agent
 
     shown = watch_agent(
         _agent(chosen_run("watch", run, checkpoint), best),
@@ -194,8 +194,8 @@ def warn(text: str) -> None:
     err.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _film_path(checkpoint: Path, step: int) -> Path:
-    """Return where `report` finds the film, beside the run's logs; that of a copy is put here."""
+def _video_path(checkpoint: Path, step: int) -> Path:
+    """Return where `report` finds the video, beside the run's logs; that of a copy is put here."""
     from rl_training.errors import DataError
     from rl_training.experiment.hub import hub_name
     from rl_training.experiment.runs import is_hub_name

@@ -115,7 +115,7 @@ def record(
     folder = find_zoo(zoo)
     path = policy_file(folder, read_zoo(folder, [name])[0])
     from rl_training.runtime.workflows import load_agent
-    from rl_training.tools.film import record_agent
+    from rl_training.tools.video import record_agent
 
     target = output or Path(f"{name}.mp4")
     shown = record_agent(load_agent(path, device="cpu"), target, episodes=episodes, seed=seed)

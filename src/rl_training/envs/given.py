@@ -140,7 +140,7 @@ def make_given(env_id: str, kwargs: dict[str, Any]) -> AnyEnv:
 
 
 def _copy_of(env_id: str, env: AnyEnv) -> AnyEnv:
-    """Return a copy to try, evaluate or film: the object itself belongs to training."""
+    """Return a copy to try, evaluate or record: the object itself belongs to training."""
     try:
         return copy.deepcopy(env)
     except Exception as error:

@@ -50,8 +50,8 @@ CIRCUMSTANCES = frozenset(
 MOST_DEEP = 4
 """Folders below a given one in which runs are looked for."""
 VIDEOS = (".mp4", ".webm", ".gif")
-MODEL_FILM = "model_"
-"""How the name of a film begins that training makes of a world model's predictions."""
+MODEL_VIDEO = "model_"
+"""How the name of a video begins that training makes of a world model's predictions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ class Run:
         return max((row["step"] for row in self.rows), default=0)
 
     def video(self, *, of_model: bool = False) -> Path | None:
-        """Return the newest film in the run's folder: of the agent, or of its world model."""
+        """Return the newest video in the run's folder: of the agent, or of its world model."""
         found = [
             path
             for folder in (self.folder, self.folder / "videos")
@@ -125,7 +125,7 @@ class Run:
             for path in folder.iterdir()
             # A link could put any file of this machine onto a page that is sent around.
             if path.suffix in VIDEOS and is_plain(path)
-            if path.name.startswith(MODEL_FILM) is of_model
+            if path.name.startswith(MODEL_VIDEO) is of_model
         ]
         return max(found, key=lambda path: path.stat().st_mtime, default=None)
 

@@ -56,8 +56,8 @@ class Panel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Film:
-    """A film of an agent, inside the page; one that is too large is linked."""
+class Video:
+    """A video of an agent, inside the page; one that is too large is linked."""
 
     method: Method
     name: str
@@ -136,11 +136,11 @@ def _task_view(task: Task, place: Path) -> dict[str, Any]:
             name: panels for kind, name in HEALTH_KINDS.items() if (panels := _panels(task, kind))
         },
         "training": _panels(task, "train"),
-        "films": [
-            film
+        "videos": [
+            video
             for method in task.methods
             for of_model in (False, True)
-            if (film := _film(method, place, of_model=of_model)) is not None
+            if (video := _video(method, place, of_model=of_model)) is not None
         ],
         "notes": list(
             dict.fromkeys(
@@ -222,8 +222,8 @@ def _forest(rows: Sequence[Row]) -> dict[str, Any]:
     return {"bars": bars, "low": number(low), "high": number(high)}
 
 
-def _film(method: Method, place: Path, *, of_model: bool) -> Film | None:
-    """Return the film of the method's best run that has one: of the agent, or of its model."""
+def _video(method: Method, place: Path, *, of_model: bool) -> Video | None:
+    """Return the video of the method's best run that has one: of the agent, or of its model."""
 
     def reached(run: Run) -> float:
         return max(run.evaluations.values(), default=-math.inf)
@@ -233,18 +233,18 @@ def _film(method: Method, place: Path, *, of_model: bool) -> Film | None:
         if path is None:
             continue
         media = MEDIA[path.suffix]
-        film = partial(
-            Film,
+        video = partial(
+            Video,
             method=method,
             name=f"{MODEL_PARTS if of_model else ''}seed {run.seed}, {path.name}",
             is_video=media.startswith("video"),
         )
         if path.stat().st_size > MOST_VIDEO_BYTES:
             link = quote(Path(os.path.relpath(path, place.resolve())).as_posix())
-            return film(source=link, is_inside=False)
+            return video(source=link, is_inside=False)
         with open_regular(path, str(path)) as file:
             data = base64.b64encode(file.read(MOST_VIDEO_BYTES)).decode()
-        return film(source=f"data:{media};base64,{data}")
+        return video(source=f"data:{media};base64,{data}")
     return None
 
 

@@ -1,4 +1,4 @@
-"""Shows an agent at work: frames of whole episodes for a film, or a window to watch."""
+"""Shows an agent at work: frames of whole episodes for a video, or a window to watch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def record_agent(
     max_steps: int | None = None,
     deterministic: bool | None = None,
 ) -> Shown:
-    """Film whole episodes of the policy.
+    """Record whole episodes of the policy.
 
     Args:
         agent: Who acts.
@@ -111,7 +111,7 @@ def watch_agent(
         # SDL would draw into nothing without a word.
         raise EnvError(
             "this machine has no screen: neither DISPLAY nor WAYLAND_DISPLAY is set; "
-            "`rl-training record` films instead"
+            "use `rl-training record` to write a video instead"
         )
     with _environment(agent, "human") as env:
         return _Show(agent, env, max_steps, deterministic, lambda: None).play(episodes, seed)
@@ -167,7 +167,7 @@ class _Show:
         after: Callable[[], None],
     ) -> None:
         self.learner, self.spec, self.env = agent.learner, agent.env_spec, env
-        self.base_seed = derive_seed(agent.config.seed, "film")
+        self.base_seed = derive_seed(agent.config.seed, "video")
         self.max_steps, self.after = max_steps, after
         best = agent.config.eval_deterministic if deterministic is None else deterministic
         self.act = self.learner.act_from if best else self.learner.sample_from
@@ -181,7 +181,7 @@ class _Show:
 
     def _episode(self, seed: int) -> tuple[float, int]:
         learner, spec = self.learner, self.spec
-        rng = Rng((seed,), "film", learner.device)
+        rng = Rng((seed,), "video", learner.device)
         state = learner.initial_acting_state(1)
         if state is not None:
             state.draw_from(rng)
@@ -205,7 +205,7 @@ class _Show:
 
 
 def _camera(env: AnyEnv, write: Callable[[Frame], None]) -> Callable[[], None]:
-    """Return what draws the environment and adds the picture to a film."""
+    """Return what renders the environment and adds the frame to a video."""
     first: list[tuple[int, ...]] = []
 
     def shoot() -> None:
@@ -213,8 +213,8 @@ def _camera(env: AnyEnv, write: Callable[[Frame], None]) -> Callable[[], None]:
         first[:] = first or [picture.shape]
         if picture.shape != first[0]:
             raise EnvError(
-                f"the environment's render() gives pictures {first[0]}, then {picture.shape}; all "
-                "pictures of a film must have one size"
+                f"the environment's render() returns frames {first[0]}, then {picture.shape}; all "
+                "frames of a video must have the same size"
             )
         write(picture)
 
@@ -222,7 +222,7 @@ def _camera(env: AnyEnv, write: Callable[[Frame], None]) -> Callable[[], None]:
 
 
 def _frame(env: AnyEnv) -> Frame:
-    """Return a picture whose sides are even, as films need them."""
+    """Return a frame whose sides are even, as video codecs need them."""
     try:
         picture: Any = env.render()
     except Exception as error:  # drivers of screens raise whatever they like
@@ -231,9 +231,11 @@ def _frame(env: AnyEnv) -> Frame:
             "without a screen MuJoCo needs MUJOCO_GL=egl or osmesa"
         ) from None
     if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.dtype != np.uint8:
-        raise EnvError("the environment's render() gives no picture [height, width, 3] of uint8")
+        raise EnvError(
+            "the environment's render() does not return an image [height, width, 3] of uint8"
+        )
     if min(picture.shape) < 2:
-        raise EnvError(f"the environment's render() gives an empty picture {picture.shape}")
+        raise EnvError(f"the environment's render() returns an empty image {picture.shape}")
     height, width = picture.shape[0] // 2 * 2, picture.shape[1] // 2 * 2
     return np.ascontiguousarray(picture[:height, :width, :3], dtype=np.uint8)
 
@@ -244,7 +246,7 @@ def _writer_maker() -> Any:
         import imageio_ffmpeg  # noqa: F401 - the program that imageio calls
     except ImportError as error:
         raise MissingExtraError(
-            f'filming needs {error.name}; pip install "rl-training[video]"'
+            f'recording a video needs {error.name}; pip install "rl-training[video]"'
         ) from None
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""`record` and `watch`: episodes of a checkpoint as a film or in a window."""
+"""`record` and `watch`: episodes of a checkpoint as a video or in a window."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from rl_training.envs.factory import make_env
 from rl_training.errors import EnvError, MissingExtraError
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import load_agent
-from rl_training.tools import film as filming
-from rl_training.tools.film import record_agent
+from rl_training.tools import video
+from rl_training.tools.video import record_agent
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tiny_config("dqn", tmp_path_factory.mktemp("film"))).run_dir
+    return train(tiny_config("dqn", tmp_path_factory.mktemp("video"))).run_dir
 
 
-def test_a_film_has_a_frame_per_state_and_stands_where_the_report_looks(run: Path) -> None:
+def test_a_video_has_a_frame_per_state_and_is_where_the_report_looks(run: Path) -> None:
     done = run_cli("record", "--checkpoint", run, "--max-steps", 6, "--seed", 3)
     assert done.code == 0, done.err
-    film = run / "videos" / "step_64.mp4"
-    assert done.values["video"] == str(film)
+    video_file = run / "videos" / "step_64.mp4"
+    assert done.values["video"] == str(video_file)
     assert done.values["steps"] == "6"
-    frames, seconds = imageio_ffmpeg.count_frames_and_secs(str(film))
+    frames, seconds = imageio_ffmpeg.count_frames_and_secs(str(video_file))
     assert (frames, seconds) == (7, pytest.approx(7 / 50, abs=0.02))
 
 
@@ -46,7 +46,7 @@ def test_a_gif_holds_several_episodes_and_the_same_seed_the_same_ones(
     assert (tmp_path / "a" / "a.gif").read_bytes() == (tmp_path / "b.gif").read_bytes()
 
 
-def test_filming_looks_for_no_display_and_leaves_the_settings_as_they_were(
+def test_recording_looks_for_no_display_and_leaves_the_settings_as_they_were(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
@@ -56,8 +56,8 @@ def test_filming_looks_for_no_display_and_leaves_the_settings_as_they_were(
         seen.append(os.environ.get("SDL_VIDEODRIVER"))
         return make_env(*given)
 
-    monkeypatch.setattr(filming, "make_env", make)
-    record_agent(load_agent(run), tmp_path / "film.gif", max_steps=1)
+    monkeypatch.setattr(video, "make_env", make)
+    record_agent(load_agent(run), tmp_path / "video.gif", max_steps=1)
     assert seen == [None, "dummy"]
     assert "SDL_VIDEODRIVER" not in os.environ
 
@@ -75,8 +75,8 @@ def test_mistakes_are_one_sentence(
         monkeypatch.delenv(name, raising=False)
     assert "no screen" in run_cli("watch", "--checkpoint", run).sentence()
     options = ["record", "--checkpoint", run, "-o"]
-    assert ".mp4, .gif, .webm" in run_cli(*options, tmp_path / "film.avi").sentence()
-    wrong = run_cli(*options, tmp_path / "film.mp4", "--episodes", 0).sentence()
+    assert ".mp4, .gif, .webm" in run_cli(*options, tmp_path / "video.avi").sentence()
+    wrong = run_cli(*options, tmp_path / "video.mp4", "--episodes", 0).sentence()
     assert "episodes must be >= 1, got 0" in wrong
     assert "there is no folder" in run_cli("record", "--checkpoint", tmp_path / "no").sentence()
 
