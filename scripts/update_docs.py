@@ -23,15 +23,25 @@ from types import FunctionType
 import yaml
 
 import rl_training
-from rl_training.cli.tables import algorithm_facts
+from rl_training.cli.tables import algorithm_facts, method_kind
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.presets import RESOLVED
-from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
+from rl_training.experiment.registry import algorithm_names, class_names, get_algorithm_spec
 from rl_training.resources import preset_names
 from rl_training.validation import field_rule
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = Path(rl_training.__file__).resolve().parents[1]
+FAMILIES = {
+    "off-policy": "off-policy, continuous and discrete",
+    "value-based": "value-based, discrete",
+    "on-policy": "on-policy, all actions",
+    "offline": "from recorded data",
+    "imitation": "from demonstrations",
+    "model-based": "learned dynamics",
+    "world model": "world models",
+}
+"""Kinds of methods in the order of the table of families, and what that calls them."""
 _PART = re.compile(
     r"(<!-- generated: ([\w-]+)((?: [\w.]+)*) -->\n)(.*?)(<!-- end generated -->)", re.DOTALL
 )
@@ -39,7 +49,8 @@ _PART = re.compile(
 
 def pages() -> list[Path]:
     """Return every page with generated parts, those of all algorithms among them."""
-    fixed = [ROOT / "README.md", ROOT / "docs/index.md", ROOT / "docs/configuration.md"]
+    fixed = [ROOT / "README.md"]
+    fixed += [ROOT / f"docs/{name}.md" for name in ("index", "methods", "configuration")]
     fixed.append(ROOT / "src/rl_training/assets" / RESOLVED)
     return fixed + [ROOT / f"docs/algorithms/{name}.md" for name in algorithm_names()]
 
@@ -162,6 +173,17 @@ def _algorithms(page: Path) -> str:
     return _table(("name", "method", "actions", "paper", "presets"), rows)
 
 
+def _families(page: Path) -> str:
+    folder = "docs/algorithms" if page.parent == ROOT else "algorithms"
+    classes = {spec: name for name, spec in class_names().items()}
+    members: dict[str, list[str]] = {kind: [] for kind in FAMILIES}
+    for name in algorithm_names():
+        kind = method_kind(get_algorithm_spec(name).summary)
+        members[kind].append(f"[{classes[name]}]({folder}/{name}.md)")
+    rows = [(title, ", ".join(members[kind])) for kind, title in FAMILIES.items()]
+    return _table(("family", "methods"), rows)
+
+
 def _train_config(_: Path) -> str:
     rows = []
     for key, info in TrainConfig.model_fields.items():
@@ -182,6 +204,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "settings": _settings,
     "metrics": _metrics,
     "algorithms": _algorithms,
+    "families": _families,
     "train-config": _train_config,
 }
 

@@ -235,7 +235,7 @@ def test_readme_example_runs(tmp_path: Path, run_here: Callable[[str], str]) -> 
     assert "learn(10_000)" in code
     short = code.replace("learn(10_000)", "learn(520)").replace("episodes=10", "episodes=1")
     printed = run_here(short).splitlines()
-    assert printed[1] == printed[2] == printed[3], "a saved agent predicts what the agent did"
+    assert printed[1] == printed[2], "a saved agent predicts what the agent did"
     assert (tmp_path / "pendulum.safetensors").is_file()
 
 

@@ -47,7 +47,9 @@ def print_list(console: Console, what: str) -> None:
     """Print a listing that fits into 80 columns, and what its figures mean."""
     rows = list_rows(what)
     if what == "algos":
-        cells = [(r["name"], _kind(r["summary"]), _actions(r["actions"]), r["title"]) for r in rows]
+        cells = [
+            (r["name"], method_kind(r["summary"]), _actions(r["actions"]), r["title"]) for r in rows
+        ]
         print_rows(console, ("name", "kind", "actions", "method"), cells)
         note = METHOD_NOTE
     elif what == "presets":
@@ -84,7 +86,7 @@ ENV_NOTE = (
 )
 
 
-def _kind(summary: str) -> str:
+def method_kind(summary: str) -> str:
     """Return the words with which a summary begins, as far as they name a kind of method."""
     match = re.match(r"offline|imitation|o\w+-policy|value-based|world model|model-based", summary)
     return "" if match is None else match[0]
