@@ -46,7 +46,7 @@ class CrossQConfig(SACConfig):
     renorm_warmup: NonNegativeInt = 100_000
     """Batches that a network normalises by their own statistics alone."""
     learning_rate: PositiveFloat = 1e-3
-    """Step size of the critics, and of the actor unless it has its own."""
+    """Learning rate of the critics, and of the actor unless it has its own."""
     learning_starts: NonNegativeInt = 5_000
     """Steps of uniformly random actions before the first update."""
     critic_hidden_sizes: Sizes | None = (2048, 2048)

@@ -53,7 +53,7 @@ class FQFConfig(QuantileConfig):
     head_hidden_sizes: Sizes = ()
     """Hidden layers after the product of the embeddings of state and fraction."""
     fraction_learning_rate: PositiveFloat = 2.5e-9
-    """RMSprop step size of the fractions; the paper's, at which they hardly move."""
+    """RMSprop learning rate of the fractions; the paper's, at which they hardly move."""
     entropy_coef: NonNegativeFloat = 1e-3
     """Weight of the entropy of the widths, which holds them apart; 0 leaves them to the error."""
     uniform_share: Annotated[float, Field(ge=0, lt=1)] = 0.02
@@ -156,7 +156,7 @@ def fraction_gradient(
     """Derivative of the 1-Wasserstein error in each inner fraction, `[..., N - 1]`.
 
     `dW/dtau_i = 2 F^-1(tau_i) - F^-1(tau_hat_i) - F^-1(tau_hat_{i-1})` (Proposition 1), which
-    needs quantiles in order.  Corrected, its two parts are the absolute differences that stand at
+    needs quantiles in order.  Corrected, its two parts are the absolute differences at
     the boundary of neighbouring intervals: equal in order, right also where quantiles cross.
 
     Args:

@@ -90,8 +90,8 @@ class IQN(QuantileLearner):
         target = self._part(self.target_network)
         embedding = target.embed(next_obs)
         chooser = self.q_network if self.config.double else target
-        seen = chooser.embed(next_obs) if self.config.double else embedding
-        best = self.greedy(next_obs, self.sampled_q_values(chooser, seen))
+        chooser_embedding = chooser.embed(next_obs) if self.config.double else embedding
+        best = self.greedy(next_obs, self.sampled_q_values(chooser, chooser_embedding))
         tau = self.rng.uniform(next_obs.shape[1], self.config.num_target_quantiles)
         return of_action(target.quantiles(embedding, tau), best)
 

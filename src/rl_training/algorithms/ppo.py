@@ -59,7 +59,7 @@ class PPOConfig(AlgoConfig):
     """What follows each hidden layer; null is tanh for vectors and relu for images, whose
     convolutions always have relu."""
     learning_rate: PositiveFloat = 3e-4
-    """Step size."""
+    """Learning rate."""
     adam_epsilon: PositiveFloat = 1e-5
     """What Adam adds to the root of the mean squared gradient; as in the authors' code."""
     clip_coef: PositiveFloat = 0.2

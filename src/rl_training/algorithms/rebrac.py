@@ -47,7 +47,7 @@ class ReBRACConfig(TD3Config):
     normalize_observations: bool = False
     """Give the nets observations with the dataset's mean taken off, over its deviation."""
     learning_rate: PositiveFloat = 1e-3
-    """Step size of the critics, and of the actor unless it has its own."""
+    """Learning rate of the critics, and of the actor unless it has its own."""
     batch_size: PositiveInt = 1024
     """Transitions per gradient step and seed."""
     hidden_sizes: Sizes = (256, 256, 256)

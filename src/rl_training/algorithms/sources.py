@@ -222,7 +222,7 @@ class OfflineSettings(DatasetSettings):
 
 
 class OnlineSettings(StrictModel):
-    """How an offline learner goes on online; units are environment steps per seed."""
+    """How an offline learner continues online; units are environment steps per seed."""
 
     offline_batch_ratio: BatchRatio = 0.5
     """Share of every batch that is drawn from the dataset: 0 learns from new experience alone;
@@ -238,7 +238,7 @@ class OnlineSettings(StrictModel):
 
 
 class OfflineToOnlineSettings(OfflineSettings):
-    """Data of an offline learner that may go on online with its own update."""
+    """Data of an offline learner that may continue online with its own update."""
 
     online: OnlineSettings | None = None
     """Step environments and learn from them too; null does so only with `from_checkpoint`."""

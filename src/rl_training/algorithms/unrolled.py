@@ -73,7 +73,7 @@ def unrolled(
     """Return the steps of sequences as transitions `[S, B * (T - 1 - burn_in)]` of rows.
 
     Args:
-        batch: The sequences; an action and a reward stand with the observation that they led to.
+        batch: The sequences; an action and a reward are beside the observation that they led to.
         remembered: Outputs of the recurrent layers `[S, B, T, H]`, the parts of a row.
         mask: The mask of actions `[S, B, T, A]`, the end of a row; None without one.
         settings: Burn-in and number of rewards that are summed.
@@ -116,12 +116,12 @@ def summed(
     """
     total, product = torch.zeros_like(reward), torch.ones_like(reward)
     ahead = torch.zeros_like(reward, dtype=torch.int64)
-    goes = torch.ones_like(is_step)
+    continues = torch.ones_like(is_step)
     for offset in range(min(n_step, reward.shape[2])):
-        goes = goes & shifted(is_step, offset)
-        total = total + goes * product * shifted(reward, offset)
-        product = torch.where(goes, product * shifted(discount, offset), product)
-        ahead = ahead + goes
+        continues = continues & shifted(is_step, offset)
+        total = total + continues * product * shifted(reward, offset)
+        product = torch.where(continues, product * shifted(discount, offset), product)
+        ahead = ahead + continues
     return total, product, ahead
 
 

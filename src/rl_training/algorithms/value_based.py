@@ -44,7 +44,7 @@ class ValueBasedConfig(AlgoConfig):
     activation: ActivationName = "relu"
     """What follows each hidden layer; convolutions and embedded fractions have relu."""
     learning_rate: PositiveFloat = 1e-3
-    """Step size."""
+    """Learning rate."""
     target_update_interval: PositiveInt = 500
     """Gradient steps between two moves of the target network."""
     tau: Fraction = 1.0

@@ -182,9 +182,9 @@ class Agent:
     ) -> TrainResult:
         """Train, and keep the final learner (of the first member, in a group).
 
-        The first call begins a run; later ones go on with it.  An agent that was loaded from a run
-        goes on with that run, one that was loaded from a saved file begins a new run with its
-        networks; which of them is printed.
+        The first call starts a run; later calls continue it.  An agent that was loaded from a run
+        continues that run; one that was loaded from a saved file starts a new run with its
+        networks.  Which of these it is, is printed.
 
         Args:
             total_timesteps: Steps to train now; None is the configuration's number.
@@ -199,7 +199,7 @@ class Agent:
             watching.insert(0, display_for(console, quiet=False))
         if self._run is not None and run_suffix is None:
             if seeds is not None:
-                raise ConfigError("seeds cannot change while a run goes on; make a new agent")
+                raise ConfigError("seeds cannot change during a run; make a new agent")
             return self._go_on(total_timesteps, watching, console if progress else None)
         changes: dict[str, Any] = {}
         if total_timesteps is not None:
@@ -235,8 +235,8 @@ class Agent:
         settings, env_kwargs = settings_for_data(self.algo, dataset, Path(self.config.output_dir))
         if self._run is not None and not settings.items() <= self.config.algo_kwargs.items():
             raise ConfigError(
-                f"{self!r} has learned from other data; call learn to go on with that, or make a "
-                "new agent"
+                f"{self!r} has learned from other data; call learn to continue with that, or make "
+                "a new agent"
             )
         changes: dict[str, Any] = {"algo_kwargs": self.config.algo_kwargs | settings}
         if self.config.env_id == SPACES_ONLY:
@@ -245,10 +245,10 @@ class Agent:
         return self.learn(total_timesteps, **options)
 
     def resume(self, *, progress: bool = True, callbacks: Callbacks | None = None) -> TrainResult:
-        """Take up a run that was interrupted, and train to its planned end.
+        """Resume an interrupted run, and train to its planned end.
 
         Raises:
-            CheckpointError: When it has no run to take up.
+            CheckpointError: When it has no run to resume.
         """
         if self._run is None:
             raise CheckpointError(
@@ -266,7 +266,7 @@ class Agent:
         more = self.config.total_timesteps if steps is None else steps
         total = self._agent().step + more
         if console is not None:
-            text = f"going on with {self._run} to step {total:,}"
+            text = f"continuing with {self._run} to step {total:,}"
             print(text, file=console.file)
         return self._keep(resume_training(self._run, total_timesteps=total, callbacks=callbacks))
 
@@ -437,7 +437,7 @@ class Agent:
                 )
         agent = cls.__new__(cls)
         agent.config, agent.result, agent._loaded = loaded.config, None, loaded
-        # A file and an agent of the hub have no run to go on with.
+        # A file and an agent of the hub have no run to continue with.
         alone = is_hub_name(path) or Path(path).is_file()
         agent._run, agent._weights = (None, path) if alone else (Path(path), None)
         return agent

@@ -38,7 +38,7 @@ def settings_for_data(
     if isinstance(data, Mapping):
         data = dataset_from(data)
     if isinstance(data, OfflineDataset):
-        # Absolute, so that the run can be taken up from anywhere.
+        # Absolute, so that the run can be resumed from anywhere.
         path = output_dir.absolute() / "datasets" / f"{data.digest()[:16]}.npz"
         if not path.exists():
             save_dataset(data, path, "npz")

@@ -206,7 +206,7 @@ def resume(
     output_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Go on in a new run, in this folder; a checkpoint outside its run does so in runs."
+            help="Continue in a new run in this folder; a checkpoint outside its run uses runs."
         ),
     ] = None,
     threads: Annotated[

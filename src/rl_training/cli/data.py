@@ -200,7 +200,7 @@ def make(
     force: ForceOption = False,
     listed: Annotated[bool, typer.Option("--list", help="List what can be made.")] = False,
 ) -> None:
-    """Make a benchmark's dataset here, by its authors' recipe; run again, it goes on."""
+    """Make a benchmark's dataset here, by its authors' recipe; run again, it continues."""
     from rl_training.cli.making import Wanted, make_dataset, print_recipes
     from rl_training.errors import DataError
 

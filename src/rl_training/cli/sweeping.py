@@ -38,7 +38,7 @@ def sweep(
         list[str], typer.Option("--config", "-c", help="Preset or YAML file. Repeatable.")
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder; the same one again goes on there.")
+        Path, typer.Option("--output", "-o", help="Folder; the same one again continues there.")
     ],
     grid: Annotated[
         list[str] | None,
@@ -87,14 +87,14 @@ def sweep(
         name, outcome = failed[0]
         raise RLTrainingError(
             f"{len(failed)} of {len(planned)} runs are not done; the first is {name}: "
-            f"{outcome.message}; the same command goes on with them"
+            f"{outcome.message}; the same command continues with them"
         )
 
 
 def tune(
     config: Annotated[str, typer.Option("--config", "-c", help="Preset or YAML file.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder; the same one again goes on there.")
+        Path, typer.Option("--output", "-o", help="Folder; the same one again continues there.")
     ],
     search: Annotated[
         list[str],

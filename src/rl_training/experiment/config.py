@@ -353,7 +353,7 @@ def _hint_for_setting(key: str, allowed: Collection[str]) -> str:
     if key in TrainConfig.model_fields:
         return f" but of TrainConfig; give {key} at the top level"
     if key == "online" and "dataset_kind" in allowed and "buffer_capacity" not in allowed:
-        return ": this method learns from recorded data alone and cannot go on online"
+        return ": this method learns from recorded data alone and cannot continue online"
     return hint_for(key, allowed)
 
 

@@ -1,7 +1,7 @@
 """Metrics of a run as JSON lines, in TensorBoard files, and at the services that it names.
 
 A resumed run first cuts the JSON lines back to the length the checkpoint remembers, so that no step
-stands there twice and none is missing.  Where lines were lost it says so, and a line is never
+is there twice and none is missing.  Where lines were lost it says so, and a line is never
 continued by another.
 """
 

@@ -529,8 +529,8 @@ class PartsDecoder(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Predict `[S, B, P]` from `[S, B, F]`, in the units of `target`."""
-        found = [image(features).flatten(2) for image in self.images.values()]
-        return torch.cat(found if self.vector is None else [*found, self.vector(features)], -1)
+        images = [image(features).flatten(2) for image in self.images.values()]
+        return torch.cat(images if self.vector is None else [*images, self.vector(features)], -1)
 
     def target(self, obs: Tensor) -> Tensor:
         """Return what a prediction is compared with, `[..., P]` of rows `[..., W]`."""

@@ -110,7 +110,7 @@ class Callback:
     """Base of callbacks; override what you need."""
 
     def on_start(self, state: TrainerState) -> None:
-        """The run begins or is taken up again."""
+        """The run begins or is resumed."""
 
     def on_step(self, state: TrainerState) -> None:
         """One pass of the loop is done; called often, so be quick."""

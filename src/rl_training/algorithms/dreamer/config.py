@@ -50,18 +50,18 @@ class DreamerConfig(AlgoConfig):
     buffer_capacity: Annotated[int, Field(ge=2, le=LARGEST_INT), Whole] = 200_000
     """Steps kept; the oldest are overwritten."""
     world_model_learning_rate: PositiveFloat = 4e-5
-    """Step size of the world model; where this and the following two are the same, the optimizers
-    do what a single one would."""
+    """Learning rate of the world model; where this and the following two are the same, the
+    optimizers do what a single one would."""
     actor_learning_rate: PositiveFloat = 4e-5
-    """Step size of the policy."""
+    """Learning rate of the policy."""
     critic_learning_rate: PositiveFloat = 4e-5
-    """Step size of the value."""
+    """Learning rate of the value."""
     optimizer: OptimizerChoice = Field(default=OptimizerSettings(type="laprop"))
     """Optimizer of the networks: a name, or a mapping `{type: adam, eps: 1.0e-8}`."""
     adam_epsilon: PositiveFloat = 1e-20
     """What the optimizer adds to the root of the mean squared gradient before it divides by it."""
     warmup_updates: NonNegativeInt = 1_000
-    """Updates over which the step sizes grow from 0."""
+    """Updates over which the learning rates grow from 0."""
     adaptive_clip: PositiveFloat = 0.3
     """Largest gradient of a tensor as a share of the tensor's norm."""
     size: SizeName = "12m"
@@ -103,7 +103,7 @@ class DreamerConfig(AlgoConfig):
     representation_scale: NonNegativeFloat = 0.1
     """Weight of the divergence that teaches the posterior."""
     discounted_continuation: bool = True
-    """Let the head for continuation predict the discount too, `gamma` where an episode goes on."""
+    """Let the continuation head predict the discount too: `gamma` where an episode continues."""
     imagination_horizon: PositiveInt = 15
     """Steps imagined from every state of a batch."""
     return_lambda: Fraction = 0.95

@@ -30,7 +30,7 @@ class GAILConfig(PPOConfig):
     """`softplus` is -log(1 - D) >= 0, `log_d` is log D <= 0, `airl` is log D - log(1 - D),
     `conditional` is `airl` minus its mean over the policy's actions in the same state."""
     discriminator_learning_rate: PositiveFloat = 3e-4
-    """Step size of the discriminator."""
+    """Learning rate of the discriminator."""
     discriminator_adam_epsilon: PositiveFloat = 1e-8
     """`adam_epsilon` of the discriminator."""
     discriminator_updates: PositiveInt = 8
@@ -69,11 +69,11 @@ class GAILConfig(PPOConfig):
     normalize_reward: bool = False
     """Divide rewards by their running standard deviation; their sign stays."""
     absorbing_states: bool = False
-    """Go on after a termination in a state of its own, whose reward is learned too."""
+    """Continue after a termination in an absorbing state, whose reward is learned too."""
     bc_warmup_updates: NonNegativeInt = 0
     """Steps of behaviour cloning before the first rollout; 0 is without."""
     bc_warmup_learning_rate: PositiveFloat = 1e-3
-    """Adam step size of that cloning."""
+    """Adam learning rate of that cloning."""
 
     @property
     def discriminator_features(self) -> tuple[int, ...]:
