@@ -235,7 +235,7 @@ def test_a_saved_file_begins_a_new_run_with_its_networks(
 
     result = loaded.learn(8, callbacks=First())
     assert result.run_dir != first.result.run_dir
-    assert "a new run begins with the networks of agent.safetensors" in capsys.readouterr().err
+    assert "a new run starts with the networks of agent.safetensors" in capsys.readouterr().err
     assert all(torch.equal(before[name], seen[name]) for name in before)
 
 

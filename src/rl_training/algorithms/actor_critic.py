@@ -52,8 +52,8 @@ class ActorCriticConfig(AlgoConfig):
     activation: ActivationName = "relu"
     """What follows each hidden layer of actor and critics."""
     encoder: EncoderName | OwnEncoder | None = None
-    """Convolutions for images, a set for each network: `nature`, `impala`, `small`, or null, which
-    goes by their size; or `module:function`, which makes each network's features."""
+    """Convolutions for images, a set for each network: `nature`, `impala`, `small`, or null, chosen
+    by their size; or `module:function`, which makes each network's features."""
     features_dim: PositiveInt | None = 50
     """Width of the layer after the convolutions of each network; null has none."""
     actor_learning_rate: PositiveFloat | None = None
@@ -66,7 +66,7 @@ class ActorCriticConfig(AlgoConfig):
     """Normalise the critics' hidden layers."""
     weight_init: WeightsName = "uniform"
     """How initial weights are drawn: `uniform` is PyTorch's own, `orthogonal` that of many JAX
-    codes, `glorot` that of SAC's authors; the last two begin with zero biases."""
+    codes, `glorot` that of SAC's authors; the last two have zero biases."""
     max_grad_norm: PositiveFloat | None = None
     """Clip each network's gradient to this norm, per seed; null does not."""
 

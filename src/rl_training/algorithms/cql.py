@@ -62,11 +62,11 @@ class CQLConfig(SACConfig):
     cql_temperature: PositiveFloat = 1.0
     """Temperature of the log-sum-exp."""
     cql_target_gap: PositiveFloat | None = None
-    """Gap that a learned multiplier holds the penalty at (Eq. 30); null keeps `cql_alpha` fixed.
+    """Value at which a learned multiplier keeps the penalty (Eq. 30); null keeps `cql_alpha` fixed.
     The authors' threshold of 5 is on the penalty times their weight of 5, so it is a gap of 1."""
     calibrated: bool = False
-    """Push no value of the policy's actions below the return-to-go of the data: Cal-QL, for runs
-    that continue online; the rows must be in time order."""
+    """Do not push values of the policy's actions below the return-to-go of the data: Cal-QL,
+    for runs that continue online; the rows must be in time order."""
     backup: Literal["deterministic", "entropy", "max"] = "deterministic"
     """Target: min Q, min Q with the entropy term of SAC, or the largest of several actions."""
     bc_warmup_updates: NonNegativeInt = 0

@@ -49,7 +49,7 @@ class PQNConfig(AlgoConfig):
     activation: ActivationName = "relu"
     """What follows each hidden layer; convolutions have relu."""
     layer_norm: bool = True
-    """Normalise before each activation; without it nothing keeps values from growing."""
+    """Normalise before each activation; without it values may grow without bound."""
     learning_rate: PositiveFloat = 2.5e-4
     """Learning rate."""
     optimizer: OptimizerChoice = OptimizerSettings(type="radam")

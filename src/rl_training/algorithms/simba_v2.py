@@ -52,8 +52,8 @@ class SimbaV2Config(SACConfig):
     learning_starts: NonNegativeInt = 5_000
     """Steps of uniformly random actions before the first update."""
     normalize_observations: bool = True
-    """Standardise observations by the running mean and deviation of all that were seen; the replay
-    keeps them as they were, and the statistics are part of the checkpoint."""
+    """Standardise observations by the running mean and deviation of all observations so far;
+    the replay keeps raw ones, and the statistics are in the checkpoint."""
     normalize_rewards: bool = True
     """Divide rewards by the running deviation of the discounted return, or by more, so that the
     largest return seen stays within `value_range`; returns are reported without it."""

@@ -43,16 +43,16 @@ class MemoryReplay(SequenceReplay):
     batch_size: PositiveInt = 32
     """Sequences per gradient step and seed."""
     batch_length: Annotated[int, Field(ge=2, le=LARGEST_INT), Whole] = 32
-    """Observations of a sequence, those of the burn-in included."""
+    """Observations of a sequence, including the burn-in."""
     burn_in: Annotated[int, Field(ge=0, le=LARGEST_INT - 2), Whole] = 8
-    """First observations of a sequence that only warm the memory up."""
+    """First observations of a sequence, which only warm up the memory."""
     n_step: PositiveInt = 1
     """Rewards summed before bootstrapping; stops at the end of an episode or of a sequence."""
     newest_first: bool = False
     """Learn from new steps before others are drawn uniformly."""
     stored_latents: bool = True
-    """Begin sequences with what the learner remembered there when it last learned from the step
-    before; otherwise, and where it never did, they begin without a memory."""
+    """Start sequences with the memory that the learner had when it last learned from the step
+    before; otherwise, and where it never did, with an empty memory."""
 
     @model_validator(mode="after")
     def _something_is_learned_from(self) -> MemoryReplay:

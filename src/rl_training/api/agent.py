@@ -210,7 +210,7 @@ class Agent:
         if config.env_id == SPACES_ONLY and config.eval_episodes:
             config = config.replace(eval_episodes=0)
         if self._weights is not None and progress:
-            text = f"a new run begins with the networks of {self._weights}"
+            text = f"a new run starts with the networks of {self._weights}"
             print(text, file=console.file)
         with self._remembering():
             result = train(

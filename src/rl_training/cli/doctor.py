@@ -132,7 +132,7 @@ def _memory() -> dict[str, float]:
 
 
 def _self_test() -> dict[str, Any]:
-    """Train a few hundred steps, cut, resume, and compare every bit."""
+    """Train a few hundred steps, interrupt, resume, and compare bit-exactly."""
     from rl_training.errors import RLTrainingError
     from rl_training.experiment.config import TrainConfig
     from rl_training.runtime.checkpoints.verify import verify_resume

@@ -60,7 +60,7 @@ class MetricLogger:
                 "itself there"
             )
         if resume_offset and not self.path.exists():
-            self.note = f"{self.path} is missing: it begins again, after step {step}"
+            self.note = f"{self.path} is missing: it starts again after step {step}"
         with files.advise(f"opening {self.path}"):
             # Without a buffer, so that what a full disk refuses is not tried again on closing.
             self._file = io.FileIO(self.path, "a+")

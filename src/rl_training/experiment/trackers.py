@@ -80,7 +80,7 @@ class TrackedRun:
 
     @property
     def tags(self) -> list[str]:
-        """Words to find the run by."""
+        """Words to find the run again."""
         return list(self.config.get("tags", ()))
 
 

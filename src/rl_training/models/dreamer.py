@@ -88,7 +88,7 @@ class DreamerSize:
     units: int
     """Layers of the heads, of actor and critic, and of the encoder of vectors."""
     depth: int
-    """Channels of convolutions, of which each has a multiple."""
+    """Channels of the convolutions; each layer has a multiple of it."""
     classes: int
     """Classes of each categorical variable of the stochastic state."""
     groups: int = 32
@@ -257,7 +257,7 @@ class ImageEncoder(nn.Module):
 
         Args:
             obs_shape: `[C, H, W]`.
-            depth: Channels of convolutions, of which each has a multiple.
+            depth: Channels of the convolutions; each layer has a multiple of it.
             rng: Source of the initial weights.
             scale: Factor on the pixels.
             kind: How an image is halved.

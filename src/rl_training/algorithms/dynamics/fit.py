@@ -121,7 +121,8 @@ class DynamicsConfig(EnsembleConfig):
     """Settings of the dynamics ensemble and of fitting it."""
 
     num_elites: PositiveInt | None = None
-    """Members of least hold-out error that rollouts draw from; null is 5, or all of fewer."""
+    """Members with the smallest hold-out error, which rollouts draw from; null is 5, or all if
+    there are fewer."""
     model_batch_size: PositiveInt = 256
     """Transitions per gradient step and member."""
     model_bootstrap: Literal["replacement", "shuffle"] = "replacement"

@@ -212,7 +212,7 @@ class Saver:
         if continues is not None:
             folder = self.folders[0].parent if self.config.is_group else self.folders[0]
             return [
-                f"{continues} continues in a new run, {folder}, whose log begins at step "
+                f"{continues} continues in a new run, {folder}, whose log starts at step "
                 f"{loaded[0].step}: only a checkpoint in the folder of its own run is continued in "
                 "place"
             ]
