@@ -23,6 +23,7 @@ from types import FunctionType
 import yaml
 
 import rl_training
+from rl_training.algorithms.spec import AlgorithmSpec
 from rl_training.cli.tables import algorithm_facts, method_kind
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.presets import RESOLVED
@@ -90,19 +91,39 @@ def _resolved_presets() -> str:
     return json.dumps({"run": run, "methods": methods, "presets": presets}, indent=1) + "\n"
 
 
+SECTIONS = (
+    "Idea",
+    "When to use it, and when not",
+    "What is implemented",
+    "Deviations, and why",
+    "Limits",
+    "Results",
+    "Settings",
+    "Metrics",
+    "Citation",
+)
+"""Sections of a method's page, in this order."""
+_HINTS = {
+    "Idea": "Three sentences: the problem, the idea, why it works.",
+    "When to use it, and when not": "Compared with which other methods here, by what was measured.",
+    "What is implemented": "Equations, and the two or three functions that are them.",
+}
+
+
 def _new_page(name: str) -> str:
-    parts = "\n\n".join(
-        f"## {title}\n\n<!-- generated: {part} -->\n<!-- end generated -->"
-        for title, part in (("Settings", "settings"), ("Metrics", "metrics"))
-    )
-    facts = "<!-- generated: facts -->\n<!-- end generated -->"
-    results = "<!-- generated: results -->\n<!-- end generated -->"
-    title = algorithm_facts(name)["title"]
-    return (
-        f"# {title}\n\n{facts}\n\n## Idea\n\n## Equations and code\n\n"
-        f"## Deviations, and why\n\n## When to use it\n\n## Limits\n\n"
-        f"## Results\n\n{results}\n\n{parts}\n\n## Citation\n"
-    )
+    """Return a page with every section, what is generated and what the author must write."""
+    filled = {title: f"*{hint}*" for title, hint in _HINTS.items()}
+    filled |= {title: _empty(title.lower()) for title in ("Results", "Settings", "Metrics")}
+    learner = get_algorithm_spec(name).learner
+    module = learner.__module__.removeprefix("rl_training.")
+    filled["What is implemented"] += f"\n\n{_empty(f'code {module}.{learner.__name__}.step')}"
+    filled["Citation"] = f"```bibtex\n{algorithm_facts(name)['paper']}\n```"
+    sections = (f"## {title}\n\n{filled.get(title, '')}".rstrip() for title in SECTIONS)
+    return "\n\n".join([f"# {algorithm_facts(name)['title']}", _empty("facts"), *sections]) + "\n"
+
+
+def _empty(part: str) -> str:
+    return f"<!-- generated: {part} -->\n<!-- end generated -->"
 
 
 def _code(name: str) -> str:
@@ -112,7 +133,7 @@ def _code(name: str) -> str:
         name: Seen from `rl_training`, such as `algorithms.sac.SAC.td_target`.
     """
     value = pkgutil.resolve_name(f"rl_training.{name}")
-    function: FunctionType = getattr(value, "fget", value)
+    function: FunctionType = inspect.unwrap(getattr(value, "fget", value))
     source = textwrap.dedent(inspect.getsource(function))
     (node,) = ast.parse(source).body
     assert isinstance(node, ast.FunctionDef), f"{name} is not a function"
@@ -141,11 +162,25 @@ def _facts(page: Path) -> str:
     rows = [
         ("paper", _link(facts["paper"])),
         ("actions", ", ".join(facts["actions"])),
+        ("observations", observations(get_algorithm_spec(page.stem))),
         ("loop", f"`{facts['loop']}`"),
         ("presets", ", ".join(f"`{preset}`" for preset in facts["presets"])),
         ("[grid](../seeds.md#grids)", ", ".join(f"`{name}`" for name in facts["may_vary"])),
     ]
     return _table(("name", f"`{facts['name']}`"), rows)
+
+
+def observations(spec: AlgorithmSpec) -> str:
+    """Say which observations a method takes, as its declaration has it."""
+    if 3 in spec.obs_ndims:
+        taken = ["vectors", "images", "dictionaries and tuples of both"]
+    elif "image" in spec.leaf_kinds:
+        taken = ["vectors", "dictionaries and tuples, images among their parts"]
+    else:
+        taken = ["vectors", "dictionaries and tuples of vectors"]
+    if "mask" in spec.leaf_kinds and spec.action_kinds != ("continuous",):
+        taken.append("masks of actions")
+    return "; ".join(taken)
 
 
 def _settings(page: Path) -> str:

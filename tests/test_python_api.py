@@ -212,7 +212,7 @@ def test_a_run_goes_on_from_where_it_was_loaded(capsys: pytest.CaptureFixture[st
     loaded = managed_class("ppo").load(run)
     result = loaded.learn(32)
     assert (result.run_dir, result.metrics["global_step"]) == (run, 64)
-    assert f"going on with {run} to step 64" in capsys.readouterr().err
+    assert f"continuing with {run} to step 64" in capsys.readouterr().err
 
 
 def test_a_saved_file_begins_a_new_run_with_its_networks(
@@ -235,7 +235,7 @@ def test_a_saved_file_begins_a_new_run_with_its_networks(
 
     result = loaded.learn(8, callbacks=First())
     assert result.run_dir != first.result.run_dir
-    assert "a new run begins with the networks of agent.safetensors" in capsys.readouterr().err
+    assert "a new run starts with the networks of agent.safetensors" in capsys.readouterr().err
     assert all(torch.equal(before[name], seen[name]) for name in before)
 
 

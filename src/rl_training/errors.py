@@ -51,7 +51,7 @@ class MissingExtraError(RLTrainingError, ImportError):
 
 
 class NonFiniteError(RLTrainingError, ArithmeticError):
-    """NaN or infinity where training must not go on."""
+    """NaN or infinity where training must not continue."""
 
 
 def described(error: BaseException) -> str:

@@ -94,7 +94,7 @@ TABLE: tuple[ForeignName, ...] = (
         ("stats_window_size", "", "training returns are means over 100 episodes, leave it out"),
         ("verbose", "", "--quiet switches the display off"),
         ("progress_bar", "", "--quiet switches the display off"),
-        ("reset_num_timesteps", "", "`rl-training resume RUN` goes on with a run"),
+        ("reset_num_timesteps", "", "`rl-training resume RUN` continues with a run"),
     ),
     *_rows(
         CLEANRL,

@@ -2,7 +2,7 @@
 
 A task may observe a dictionary, a tuple or whole numbers.  Its `ObservationSpec` lists the parts,
 called leaves, and the place of each in a row.  Environments, replay, datasets and checkpoints hold
-rows; only networks, and whoever hands over an observation, look at leaves.  A row is float32.
+rows; only networks, and callers that pass an observation, look at leaves.  A row is float32.
 Where there are uint8 images it is bytes instead, so that pixels stay small, and each float takes
 four of them.  `models/rows.py` has what is done with rows as tensors; nothing here needs PyTorch.
 Shapes: W entries of a row; any leading axes.
@@ -212,7 +212,7 @@ class ObservationSpec(BaseModel):
                 if in_bytes and leaf.is_wide:
                     size *= FLOAT_BYTES
                 if in_bytes and leaf.kind == "mask":
-                    start += -(start + size) % FLOAT_BYTES  # padding stands before the mask
+                    start += -(start + size) % FLOAT_BYTES  # padding is before the mask
                 columns[leaf.name] = slice(start, start + size)
                 start += size
             places[in_bytes] = columns
@@ -323,7 +323,7 @@ class ObservationSpec(BaseModel):
         return (rows, False) if lead else (rows[None], True)
 
     def _are_rows(self, given: Array) -> bool:
-        """Whether an array holds rows; whole numbers of a task of whole numbers are no rows."""
+        """Whether an array holds rows, and not the whole numbers of a task that observes them."""
         of_kind = given.dtype == np.uint8 if self.in_bytes else given.dtype.kind == "f"
         return bool(of_kind and given.ndim and given.shape[-1] == self.width)
 

@@ -105,7 +105,7 @@ class Stateful:
 def require_found(owner: Stateful) -> None:
     """Refuse containers of tensors that a checkpoint would silently leave out.
 
-    Tensors that a part holds too, such as the parameters of a network, may stand in a list as well.
+    Tensors that a part holds too, such as the parameters of a network, may be in a list as well.
 
     Raises:
         TypeError: Naming the attribute, and what to do.

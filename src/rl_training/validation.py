@@ -157,7 +157,7 @@ def parse(
             raise ConfigError(f"{where}{key!r} is not a key: keys are words.")
     instance = model.__new__(model)
     try:
-        # Past `Settings.__init__`, so that the messages can say where the values stand.
+        # Past `Settings.__init__`, so that the messages can say where the values are.
         model.__pydantic_validator__.validate_python(dict(values), self_instance=instance)
         return instance
     except ValidationError as error:

@@ -263,7 +263,7 @@ def test_conversion_through_every_format_changes_nothing(file: Path, tmp_path: P
         (["check"], "name a file, a folder or a Minari id"),
         (["check", "toy.npz", "--env", "Pendulm-v1"], "did you mean Pendulum-v1"),
         (["convert", "toy.npz", "toy.npz"], "toy.npz exists already"),
-        (["convert", "toy.npz", "out.xyz"], "cannot be told from its name"),
+        (["convert", "toy.npz", "out.xyz"], "cannot be inferred from its name"),
         (["convert", "toy.npz", "out", "--to", "nyp"], "--to nyp is not a format"),
         (["collect", "a.npz"], "collect needs --checkpoint, or --env"),
         (["collect", "a.npz", "--env", "Pendulum-v1"], "either a number of steps or a number of"),

@@ -118,7 +118,7 @@ def test_seeds_of_other_steps_are_read_between_their_points(tmp_path: Path) -> N
         (f"{HEAD}x,t,1.5,1,r,1\n", "row 2: seed is '1.5', not a whole number"),
         (f"{HEAD}x,t,1,1,r,1\nx,t,1,1.0,r,2\n", "row 3: x on t, seed 1, step 1 is there already"),
         (f"{HEAD}x,t,1,1,a,1\nx,t,1,1,b,2\n", "has no metric eval_return_mean .*--metric"),
-        ("\ud800", "holds bytes that are no text"),
+        ("\ud800", "holds bytes that are not text"),
     ],
 )
 def test_a_bad_file_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:

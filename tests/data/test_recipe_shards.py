@@ -85,7 +85,7 @@ def test_a_larger_set_takes_over_the_whole_shards_of_a_smaller_one(tmp_path: Pat
 def test_a_process_that_dies_is_one_sentence_and_the_work_goes_on(tmp_path: Path) -> None:
     task, deadly = work(tmp_path / "parts"), tmp_path / "deadly"
     deadly.touch()
-    with pytest.raises(DataError, match=r"has died.*kept in.*the same command goes on"):
+    with pytest.raises(DataError, match=r"has died.*kept in.*the same command continues"):
         make_shards(task, CountingMaker(deadly), jobs=2)
     left = {path.name for path in task.folder.glob("*.npz")}
     assert "train-000004-000006.npz" not in left
@@ -168,7 +168,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(DataError, match=r"disk of .* is full.*goes on where it was"):
+    with pytest.raises(DataError, match=r"disk of .* is full.*continues where it was"):
         make_shards(work(tmp_path), CountingMaker(), jobs=1)
     assert not list(tmp_path.glob("*.part"))
 

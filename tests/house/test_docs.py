@@ -24,7 +24,7 @@ import yaml
 from helpers.tiny import run_cli
 from rl_training.cli.commands import app
 from rl_training.experiment.config import load_config
-from rl_training.experiment.registry import algorithm_names
+from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.resources import preset_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,6 +122,56 @@ def test_a_missing_page_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert module.main(["--check"]) == 1
     assert module.main([]) == 0
     assert "`epsilon_start`" in page.read_text()
+
+
+def test_a_new_page_has_every_section_and_a_start_of_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = update_docs()
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    text = module.rendered(tmp_path / "docs/algorithms/dqn.md")
+    assert headings(text) == list(module.SECTIONS)
+    assert "`ValueBased.step` in [`algorithms/value_based.py`]" in text
+    assert "doi:10.1038/nature14236" in text.split("## Citation")[1]
+
+
+def headings(text: str) -> list[str]:
+    """Return the headings of the second level."""
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"^## (.*)$", outside, re.MULTILINE)
+
+
+def missing_on(name: str) -> list[str]:
+    """Return what the page of a method should have and has not."""
+    module, text = update_docs(), (ROOT / f"docs/algorithms/{name}.md").read_text()
+    if headings(text) != list(module.SECTIONS):
+        return [f"{name}: sections {headings(text)}"]
+    parts = dict(
+        zip(module.SECTIONS, re.split(r"^## .*$", text, flags=re.MULTILINE)[1:], strict=True)
+    )
+    citation = re.findall(r"^```bibtex\n(.*?)^```", parts["Citation"], re.DOTALL | re.MULTILINE)
+    entries = re.split(r"^@", "".join(citation), flags=re.MULTILINE)[1:]
+    fields = ("title", "author", "year")
+    sentences = re.split(r"(?<=[.!?])\s+(?=[A-Z\[$])", parts["Idea"].strip())
+    checks = {
+        "an idea in three sentences": len(sentences) == 3,
+        "when to use it": "**Use it**" in parts["When to use it, and when not"],
+        "when not to use it": "**Do not " in parts["When to use it, and when not"],
+        "code beside the equations": "<!-- generated: code " in parts["What is implemented"],
+        "deviations": parts["Deviations, and why"].strip(),
+        "limits": parts["Limits"].strip(),
+        "results": "<!-- generated: results -->" in parts["Results"],
+        "the paper of its declaration": get_algorithm_spec(name).paper in parts["Citation"],
+        "title, authors and year": entries
+        and all(re.search(rf"^ +{f} += {{.+", e, re.MULTILINE) for e in entries for f in fields),
+    }
+    return [f"{name}: {what}" for what, is_there in checks.items() if not is_there]
+
+
+def test_every_method_has_a_whole_page() -> None:
+    # A method of another package, which a test may have imported, has no page here.
+    own = [n for n in algorithm_names() if (ROOT / f"docs/algorithms/{n}.md").is_file()]
+    assert [problem for name in own for problem in missing_on(name)] == []
 
 
 def test_code_on_a_page_is_the_lines_of_the_function_without_its_docstring() -> None:

@@ -218,7 +218,7 @@ def test_networks_of_another_kind(tmp_path: Path) -> None:
     iql = train(tiny_config("iql", tmp_path, run_name="iql"))
     text = refused(iql.run_dir, tmp_path)
     assert "its actor does not fit" in text
-    assert "go on with iql, or with a method that has the same networks" in text
+    assert "continue with iql, or with a method that has the same networks" in text
 
 
 def test_no_network_in_common(tmp_path: Path) -> None:

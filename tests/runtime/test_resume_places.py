@@ -231,7 +231,7 @@ def test_a_run_can_be_continued_in_a_new_folder_on_purpose(place: Path) -> None:
         done = run_cli(*command)
         assert done.code == 0, done.err
         assert done.values["run_dir"].startswith("branches/")
-        assert "goes on in a new run" in done.err.replace("\n", " ")
+        assert "continues in a new run" in done.err.replace("\n", " ")
         assert (Path(done.values["run_dir"]) / "config.yaml").is_file()
         told = yaml.safe_load((Path(done.values["run_dir"]) / "config.yaml").read_text())
         assert told["output_dir"] == "branches"

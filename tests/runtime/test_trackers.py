@@ -172,7 +172,7 @@ def test_a_service_that_cannot_be_opened_again_does_not_keep_a_run_from_going_on
     assert read_metrics(run)[-1]["step"] == 64
     said = [record.message for record in caplog.records]
     assert said == [
-        "wandb cannot be used here (TimeoutError: nobody answers); the run goes on without it"
+        "wandb cannot be used here (TimeoutError: nobody answers); the run continues without it"
     ]
 
 

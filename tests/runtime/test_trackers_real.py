@@ -188,7 +188,7 @@ def test_what_mlflow_missed_in_the_middle_is_made_good_by_a_resume(
     rename_table("gone", "metrics")
     said = [record.message for record in caplog.records if record.message.startswith("mlflow ")]
     assert len(said) == 1
-    assert "the run goes on without it" in said[0]
+    assert "the run continues without it" in said[0]
     assert logged(run)["train/epsilon"][-1][0] == 64
     assert max(step for rows in mlflow_history(run).values() for step, _ in rows) == 32
     resume_training(run)

@@ -115,7 +115,7 @@ def test_a_study_that_was_killed_ends_as_one_that_was_not(tiny: Path, tmp_path: 
     killed = Tuner(plan_of(tiny), tmp_path / "killed", said.append)
     runner = InProcess()
     again = killed.run(runner)
-    assert said[0] == "trial 2 was under way: it goes on"
+    assert said[0] == "trial 2 was under way: it continues"
     assert runner.names[:2] == ["trial_0002", "trial_0003"]
     assert trials_of(killed) == trials_of(whole)
     assert (again.best_trial, again.held_out) == (result.best_trial, result.held_out)

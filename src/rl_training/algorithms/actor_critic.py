@@ -39,7 +39,7 @@ WITH_ACTOR, CRITICS_ONLY = 0, 1
 
 
 class ActorCriticConfig(AlgoConfig):
-    """Settings of every off-policy actor-critic but the step size of its critics."""
+    """Settings of every off-policy actor-critic but the learning rate of its critics."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"actor_learning_rate", "tau"})
 
@@ -52,12 +52,12 @@ class ActorCriticConfig(AlgoConfig):
     activation: ActivationName = "relu"
     """What follows each hidden layer of actor and critics."""
     encoder: EncoderName | OwnEncoder | None = None
-    """Convolutions for images, a set for each network: `nature`, `impala`, `small`, or null, which
-    goes by their size; or `module:function`, which makes each network's features."""
+    """Convolutions for images, a set for each network: `nature`, `impala`, `small`, or null, chosen
+    by their size; or `module:function`, which makes each network's features."""
     features_dim: PositiveInt | None = 50
     """Width of the layer after the convolutions of each network; null has none."""
     actor_learning_rate: PositiveFloat | None = None
-    """Step size of the actor, and of a learned temperature; null uses that of the critics."""
+    """Learning rate of the actor, and of a learned temperature; null uses that of the critics."""
     tau: Fraction = 0.005
     """Share of the critics that moves into their targets at each update; 1 copies them."""
     num_critics: PositiveInt = 2
@@ -66,7 +66,7 @@ class ActorCriticConfig(AlgoConfig):
     """Normalise the critics' hidden layers."""
     weight_init: WeightsName = "uniform"
     """How initial weights are drawn: `uniform` is PyTorch's own, `orthogonal` that of many JAX
-    codes, `glorot` that of SAC's authors; the last two begin with zero biases."""
+    codes, `glorot` that of SAC's authors; the last two have zero biases."""
     max_grad_norm: PositiveFloat | None = None
     """Clip each network's gradient to this norm, per seed; null does not."""
 
@@ -96,7 +96,7 @@ class ActorCritic(TransitionLearner):
 
     config: ActorCriticConfig
     critic_rate: ClassVar[str] = "learning_rate"
-    """Name of the setting that holds the critics' step size."""
+    """Name of the setting that holds the critics' learning rate."""
     actor_metrics: ClassVar[tuple[str, ...]] = ()
     """What `improve` measures, where the actor does not move at every update."""
     has_target_critic: ClassVar[bool] = True
@@ -133,7 +133,7 @@ class ActorCritic(TransitionLearner):
 
     @property
     def actor_rate(self) -> str:
-        """Name of the setting that holds the actor's step size."""
+        """Name of the setting that holds the actor's learning rate."""
         own = self.config.actor_learning_rate is not None
         return "actor_learning_rate" if own else self.critic_rate
 

@@ -133,7 +133,7 @@ class Learner(Stateful, Generic[BatchT]):
     config_class: ClassVar[type[Settings]]
     """The method's own settings."""
     parts: ClassVar[tuple[type[Settings], ...]] = ()
-    """Settings of what it stands on: where its data comes from, its encoder, its model."""
+    """Settings of its parts: where its data comes from, its encoder, its model."""
     config: AlgoConfig
     network_names: ClassVar[tuple[str, ...]] = ("model",)
     batch_class: ClassVar[Any] = TransitionBatch
@@ -237,10 +237,10 @@ class Learner(Stateful, Generic[BatchT]):
         """Return a mapping of tensors as a batch of the learner's kind."""
         if not isinstance(batch, Mapping):
             return batch
-        made: BatchT = self.batch_class.from_mapping(
+        converted: BatchT = self.batch_class.from_mapping(
             batch, gamma=self.config.gamma, num_seeds=self.num_seeds
         )
-        return made
+        return converted
 
     def learn(self, batch: BatchT) -> StepOutput:
         """Do one update on a batch as it was drawn; eager and compiled runs both execute this."""
@@ -506,7 +506,7 @@ class Learner(Stateful, Generic[BatchT]):
 
         Args:
             name: One of `settings_class().may_vary()`.
-            ndim: Axes of the tensors it will stand beside: 1 for `[S]`, 2 for `[S, B]`.
+            ndim: Axes of the tensors it is combined with: 1 for `[S]`, 2 for `[S, B]`.
         """
         if name in self.varied:
             return seed_view(self.varied[name].tensor, ndim)
@@ -524,16 +524,16 @@ class Learner(Stateful, Generic[BatchT]):
         adaptive_clip: float | None = None,
         warmup: int = 0,
     ) -> Optimizer:
-        """Create what moves networks: the chosen optimizer, with the setting `rate` as step size.
+        """Create the chosen optimizer for networks, with the setting `rate` as learning rate.
 
         Args:
             parameters: Of the networks.
-            rate: Name of the setting that holds the step size.
+            rate: Name of the setting that holds the learning rate.
             eps: Name of the setting that holds epsilon, where the optimizer is given none.
             max_grad_norm: Clip each seed's gradient to this norm.
             weight_decay: Decay of single parameters, in place of the optimizer's own.
             adaptive_clip: Clip the gradient of each tensor to this share of the tensor's norm.
-            warmup: Steps over which the step size grows from 0.
+            warmup: Steps over which the learning rate grows from 0.
         """
         return make_optimizer(
             self.config.optimizer,
@@ -551,7 +551,7 @@ class Learner(Stateful, Generic[BatchT]):
         return Adam(parameters, self.rate(rate), eps=self.config.adam_epsilon)
 
     def rate(self, name: str) -> float | PerSeed:
-        """Return the setting `name` as a step size for an optimizer, per seed where it varies."""
+        """Return the setting `name` as an optimizer's learning rate, per seed where it varies."""
         number: float | PerSeed = self.varied.get(name) or getattr(self.config, name)
         return number
 

@@ -35,7 +35,7 @@ class BCConfig(AlgoConfig):
     varying: ClassVar[frozenset[str]] = frozenset({"learning_rate"})
 
     learning_rate: PositiveFloat = 1e-3
-    """Step size."""
+    """Learning rate."""
     loss: Literal["nll", "mse"] = "nll"
     """Negative log-likelihood, or, for continuous actions, squared error of the mean alone."""
     activation: ActivationName | None = None

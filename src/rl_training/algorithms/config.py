@@ -167,17 +167,17 @@ class AlgoConfig(Settings):
     @classmethod
     def may_vary(cls) -> list[str]:
         """Return the numbers that a `grid` may hold: what the classes up to here declare."""
-        found = frozenset[str]().union(*(vars(base).get("varying", ()) for base in cls.__mro__))
-        return [name for name in cls.model_fields if name in found]
+        names = frozenset[str]().union(*(vars(base).get("varying", ()) for base in cls.__mro__))
+        return [name for name in cls.model_fields if name in names]
 
 
 class LearningRate(Settings):
-    """The step size of learners that have one optimizer, or several of a kind."""
+    """The learning rate of learners that have one optimizer, or several of a kind."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"learning_rate"})
 
     learning_rate: PositiveFloat = 3e-4
-    """Step size of the critics, and of the actor unless it has its own."""
+    """Learning rate of the critics, and of the actor unless it has its own."""
 
 
 PartT = TypeVar("PartT", bound=Settings)
@@ -204,11 +204,11 @@ def combined(own: type[Settings], parts: tuple[type[Settings], ...]) -> type[Alg
         "__doc__": own.__doc__,
         "__reduce__": _reduce(own, parts),
     }
-    made: type[AlgoConfig] = new_class(
+    combination: type[AlgoConfig] = new_class(
         own.__name__, (own, *others), exec_body=lambda namespace: namespace.update(body)
     )
-    assert issubclass(made, AlgoConfig)
-    return made
+    assert issubclass(combination, AlgoConfig)
+    return combination
 
 
 def _reduce(own: type[Settings], parts: tuple[type[Settings], ...]) -> Callable[[Settings], Any]:

@@ -15,10 +15,10 @@ Deviations: the policy runs once per state for all of its samples; the actor fol
 
 `calibrated` gives Cal-QL (Nakamoto et al., 2023, arXiv:2303.05479): Q of the policy's actions is
 pushed down to the return-to-go of the data at most, so that the critics are on the scale of true
-values when a run goes on online.  Deviations: after a truncation the episode's mean reward is taken
-to go on for ever, which is the authors' rule for episodes of a sparse task that never succeed;
-online, rows of episodes in progress have no bound yet, where the authors learn from an episode when
-it is over.
+values when a run continues online.  Deviations: after a truncation the episode's mean reward is
+assumed to continue forever, which is the authors' rule for episodes of a sparse task that never
+succeed; online, rows of episodes in progress have no bound yet, where the authors learn from an
+episode when it is over.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CQLConfig(SACConfig):
     varying: ClassVar[frozenset[str]] = frozenset({"cql_alpha"})
 
     actor_learning_rate: PositiveFloat | None = 1e-4
-    """Step size of the actor, and of a learned temperature; null uses `learning_rate`."""
+    """Learning rate of the actor, and of a learned temperature; null uses `learning_rate`."""
     cql_alpha: PositiveFloat = 5.0
     """Weight of the conservative penalty; of the Lagrange form, the start of its multiplier."""
     num_cql_samples: PositiveInt = 10
@@ -62,11 +62,11 @@ class CQLConfig(SACConfig):
     cql_temperature: PositiveFloat = 1.0
     """Temperature of the log-sum-exp."""
     cql_target_gap: PositiveFloat | None = None
-    """Gap that a learned multiplier holds the penalty at (Eq. 30); null keeps `cql_alpha` fixed.
+    """Value at which a learned multiplier keeps the penalty (Eq. 30); null keeps `cql_alpha` fixed.
     The authors' threshold of 5 is on the penalty times their weight of 5, so it is a gap of 1."""
     calibrated: bool = False
-    """Push no value of the policy's actions below the return-to-go of the data: Cal-QL, for runs
-    that go on online; the rows must be in time order."""
+    """Do not push values of the policy's actions below the return-to-go of the data: Cal-QL,
+    for runs that continue online; the rows must be in time order."""
     backup: Literal["deterministic", "entropy", "max"] = "deterministic"
     """Target: min Q, min Q with the entropy term of SAC, or the largest of several actions."""
     bc_warmup_updates: NonNegativeInt = 0

@@ -42,17 +42,17 @@ class CrossQConfig(SACConfig):
     policy_delay: PositiveInt = 3
     """Updates of the critics per update of the actor and the temperature."""
     renorm_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    """Share of the running statistics that a batch leaves of them; 0 takes those of the last."""
+    """Share of the running statistics that each batch keeps; 0 takes those of the last batch."""
     renorm_warmup: NonNegativeInt = 100_000
     """Batches that a network normalises by their own statistics alone."""
     learning_rate: PositiveFloat = 1e-3
-    """Step size of the critics, and of the actor unless it has its own."""
+    """Learning rate of the critics, and of the actor unless it has its own."""
     learning_starts: NonNegativeInt = 5_000
     """Steps of uniformly random actions before the first update."""
     critic_hidden_sizes: Sizes | None = (2048, 2048)
     """Widths of the hidden layers of the critics; null uses `hidden_sizes`."""
     tau: Annotated[float, Field(ge=1, le=1)] = 1.0
-    """Nothing but 1: there are no target critics."""
+    """Always 1: there are no target critics."""
     optimizer: OptimizerChoice = Field(default=OptimizerSettings(betas=(0.5, 0.999)))
     """Optimizer of the networks: a name, or a mapping `{type: sgd, momentum: 0.9}`; a temperature
     and other single numbers always have Adam, with the usual betas."""

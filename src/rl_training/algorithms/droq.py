@@ -33,16 +33,16 @@ class DroQConfig(SACConfig):
     critic_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.01
     """Share of the critics' hidden outputs that are dropped in an update; 0 drops none."""
     use_layer_norm: bool = True
-    """Normalise the critics' hidden layers, after what is dropped."""
+    """Normalise the critics' hidden layers, after the dropout."""
     learning_starts: NonNegativeInt = 5_000
     """Steps of uniformly random actions before the first update."""
     gradient_updates_per_step: PositiveInt = 20
     """Updates of the critics per round, the last of which moves the actor and the temperature."""
     actor_q: Literal["min", "mean"] = "mean"
-    """What the actor climbs: the least of all critics, or their mean."""
+    """What the actor maximises: the minimum of the critics, or their mean."""
     weight_init: WeightsName = "glorot"
     """How initial weights are drawn: `uniform` is PyTorch's own, `orthogonal` that of many JAX
-    codes, `glorot` that of the authors; the last two begin with zero biases."""
+    codes, `glorot` that of the authors; the last two have zero biases."""
 
 
 class DroQ(SAC):

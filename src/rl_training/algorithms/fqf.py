@@ -47,19 +47,19 @@ class FQFConfig(QuantileConfig):
     varying: ClassVar[frozenset[str]] = frozenset({"fraction_learning_rate"})
 
     num_quantiles: PositiveInt = 32
-    """Intervals that the return distribution is described by, N."""
+    """Intervals that describe the return distribution, N."""
     embedding_dim: PositiveInt = 64
-    """Cosines that a fraction is embedded by."""
+    """Number of cosines in the embedding of a fraction."""
     head_hidden_sizes: Sizes = ()
     """Hidden layers after the product of the embeddings of state and fraction."""
     fraction_learning_rate: PositiveFloat = 2.5e-9
-    """RMSprop step size of the fractions; the paper's, at which they hardly move."""
+    """RMSprop learning rate of the fractions; the paper's, at which they hardly move."""
     entropy_coef: NonNegativeFloat = 1e-3
-    """Weight of the entropy of the widths, which holds them apart; 0 leaves them to the error."""
+    """Weight of the entropy of the widths, which keeps them apart; 0 uses the error alone."""
     uniform_share: Annotated[float, Field(ge=0, lt=1)] = 0.02
-    """Share of equal widths in every proposal: none is below this over N; 0 has no guard."""
+    """Share of equal widths in every proposal: none is below this over N; 0 has no such bound."""
     weighted_target: bool = True
-    """Weigh each target quantile by the width of its interval; false is the paper's loss."""
+    """Weight each target quantile by the width of its interval; false is the paper's loss."""
     correct_crossing: bool = False
     """Use absolute differences in the fractions' gradient, which crossing quantiles need."""
 
@@ -156,7 +156,7 @@ def fraction_gradient(
     """Derivative of the 1-Wasserstein error in each inner fraction, `[..., N - 1]`.
 
     `dW/dtau_i = 2 F^-1(tau_i) - F^-1(tau_hat_i) - F^-1(tau_hat_{i-1})` (Proposition 1), which
-    needs quantiles in order.  Corrected, its two parts are the absolute differences that stand at
+    needs quantiles in order.  Corrected, its two parts are the absolute differences at
     the boundary of neighbouring intervals: equal in order, right also where quantiles cross.
 
     Args:

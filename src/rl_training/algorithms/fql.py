@@ -36,12 +36,12 @@ class FQLConfig(ActorCriticConfig):
     varying: ClassVar[frozenset[str]] = frozenset({"alpha"})
 
     alpha: NonNegativeFloat = 10.0
-    """Weight of distillation against Q in the policy's loss: to be chosen for each task, between 3
-    and 30,000 in the paper; 0 does not look at the data, a large one clones it."""
+    """Weight of distillation against Q in the policy's loss: to be chosen for each task,
+    between 3 and 30,000 in the paper; 0 ignores the data, a large value clones it."""
     flow_steps: PositiveInt = 10
     """Steps in which the flow turns noise into the action that is distilled."""
     q_agg: Literal["mean", "min"] = "mean"
-    """How target critics are put together: their mean, or their minimum."""
+    """How target critics are combined: their mean, or their minimum."""
     normalize_q: bool = False
     """Divide Q by its mean size in the policy's loss, so that `alpha` does not depend on the scale
     of rewards; the authors advise it for new tasks, with an `alpha` between 0.03 and 10."""
@@ -57,7 +57,7 @@ class FQLConfig(ActorCriticConfig):
     """Normalise the critics' hidden layers."""
     weight_init: WeightsName = "glorot"
     """How initial weights are drawn: `glorot` is the authors', `uniform` PyTorch's own; `glorot`
-    and `orthogonal` begin with zero biases."""
+    and `orthogonal` have zero biases."""
 
 
 class FQL(ActorCritic):

@@ -4,9 +4,10 @@ V regresses to an upper expectile of Q over the actions of the data, Q regresses
 state, and the policy clones the data weighted by advantage: no action outside the data is valued.
 
 Overrides: setup, step, td_target, actor_loss, set_progress.
-Deviations: the actor's step size is constant unless `actor_lr_schedule` is given, where the authors
-    decay it by a cosine; initial weights are PyTorch's uniform ones, where theirs are orthogonal
-    with gain sqrt 2 and no bias; `num_critics` may be any number, the minimum is over all.
+Deviations: the actor's learning rate is constant unless `actor_lr_schedule` is given, where the
+    authors decay it by a cosine; initial weights are PyTorch's uniform ones, where theirs are
+    orthogonal with gain sqrt 2 and no bias; `num_critics` may be any number, the minimum is over
+    all.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class IQLConfig(ActorCriticConfig):
     value_layer_norm: bool = False
     """Normalise the hidden layers of V; `use_layer_norm` does so for the critics."""
     actor_lr_schedule: LRSchedule | None = None
-    """Schedule of the actor's step size (`{type: cosine}` in the paper); null is `lr_schedule`."""
+    """Schedule of the actor's learning rate, a cosine in the paper; null uses `lr_schedule`."""
 
 
 class IQL(ActorCritic):

@@ -47,13 +47,13 @@ class IQNConfig(QuantileConfig):
     num_target_quantiles: PositiveInt = 64
     """Fractions drawn per transition for the target, N'."""
     num_action_quantiles: Annotated[int, Field(ge=1, le=10_000)] = 32
-    """Fractions by which actions are compared, K."""
+    """Fractions used to compare actions, K."""
     embedding_dim: PositiveInt = 64
-    """Cosines that a fraction is embedded by."""
+    """Number of cosines in the embedding of a fraction."""
     head_hidden_sizes: Sizes = ()
     """Hidden layers after the product of the embeddings of state and fraction."""
     cvar_eta: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Act by the mean of this lowest share of returns (CVaR); 1 is neutral to risk."""
+    """Maximise the mean of this lowest share of returns (CVaR); 1 is risk-neutral."""
 
 
 class IQN(QuantileLearner):
@@ -90,8 +90,8 @@ class IQN(QuantileLearner):
         target = self._part(self.target_network)
         embedding = target.embed(next_obs)
         chooser = self.q_network if self.config.double else target
-        seen = chooser.embed(next_obs) if self.config.double else embedding
-        best = self.greedy(next_obs, self.sampled_q_values(chooser, seen))
+        chooser_embedding = chooser.embed(next_obs) if self.config.double else embedding
+        best = self.greedy(next_obs, self.sampled_q_values(chooser, chooser_embedding))
         tau = self.rng.uniform(next_obs.shape[1], self.config.num_target_quantiles)
         return of_action(target.quantiles(embedding, tau), best)
 

@@ -66,9 +66,9 @@ class MBPOConfig(ImaginationConfig):
     gradient_updates_per_step: PositiveInt = 20
     """Updates of the policy per round; 40 for HalfCheetah, 10 for InvertedPendulum in the paper."""
     rollout_batch_size: PositiveInt = 100_000
-    """Roll-outs per refresh, each from a real state; 400 per environment step in the paper."""
+    """Rollouts per refresh, each from a real state; 400 per environment step in the paper."""
     rollout_horizon: PositiveInt = 1
-    """Imagined steps of a roll-out, where there is no `rollout_schedule`."""
+    """Imagined steps of a rollout, where there is no `rollout_schedule`."""
     rollout_schedule: HorizonSchedule | None = None
     """Horizon `[step0, step1, k0, k1]`: k0 until step0, k1 from step1 on, linear between."""
     rollouts_kept: PositiveInt = 4
@@ -91,11 +91,11 @@ class MBPOConfig(ImaginationConfig):
 
     @property
     def largest_horizon(self) -> int:
-        """Return the most steps a roll-out can have during a run."""
+        """Return the most steps a rollout can have during a run."""
         return max(self.rollout_schedule[2:]) if self.rollout_schedule else self.rollout_horizon
 
     def horizon(self, step: int) -> int:
-        """Return the steps of a roll-out made at `step`: k0 + share (k1 - k0), rounded down."""
+        """Return the steps of a rollout made at `step`: k0 + share (k1 - k0), rounded down."""
         if self.rollout_schedule is None:
             return self.rollout_horizon
         first, last, start, end = self.rollout_schedule
@@ -125,7 +125,7 @@ class MBPOConfig(ImaginationConfig):
 
 
 class MBPO(SAC):
-    """SAC on short roll-outs in a model of the replay."""
+    """SAC on short rollouts in a model of the replay."""
 
     config_class = MBPOConfig
     parts = (SACConfig, TransitionReplay)
@@ -166,8 +166,8 @@ class MBPO(SAC):
 
 def mbpo_model_loss(model: MLPMOPOEnsembleModel, rows: Tensor) -> dict[str, Tensor]:
     """Compute the loss of the ensemble, which is MOPO's; see `mopo_model_loss`."""
-    found = mopo_model_loss(model, rows)
-    return {"mbpo_model_loss": found.pop("mopo_model_loss")} | found
+    losses = mopo_model_loss(model, rows)
+    return {"mbpo_model_loss": losses.pop("mopo_model_loss")} | losses
 
 
 SPEC = AlgorithmSpec(

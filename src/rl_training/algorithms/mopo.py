@@ -1,6 +1,6 @@
 """MOPO: Model-based Offline Policy Optimization (Yu et al., 2020, arXiv:2005.13239).
 
-An ensemble is fitted to the dataset once.  SAC then learns from short roll-outs of its policy in
+An ensemble is fitted to the dataset once.  SAC then learns from short rollouts of its policy in
 the model, whose reward is lowered by how little the model knows there (Eq. 7, Algorithm 2):
 
     r~(s, a) = r^(s, a) - lambda u(s, a),    u(s, a) = max_i ||Sigma_i(s, a)||_F,
@@ -16,7 +16,7 @@ Deviations: those of the ensemble and its fit (`models.mlp_mopo`, `dynamics.fit`
     entropy is -A where a preset names none (theirs -3 for HalfCheetah and Walker2d, -1 for Hopper,
     as in our presets); rows after an imagined end are replaced by rows that count, so that
     refreshes have one size; batches are 5% real to the row.  The learning-rate schedule moves the
-    policy's rates alone; a mix of datasets weighs the starts of roll-outs and the real rows of
+    policy's rates alone; a mix of datasets weighs the starts of rollouts and the real rows of
     batches, not the fit of the model.
 """
 
@@ -76,7 +76,7 @@ class MOPOConfig(ImaginationConfig):
 
 
 class PenalisedImagination(Imagination):
-    """Roll-outs whose reward is lowered by how little the model knows."""
+    """Rollouts whose reward is lowered by how little the model knows."""
 
     config: MOPOConfig
     coefficient: Callable[[], float | Tensor]
@@ -87,13 +87,13 @@ class PenalisedImagination(Imagination):
         """Which uncertainty lowers the reward."""
         return self.config.penalty_kind
 
-    def worth(self, made: Imagined) -> Tensor:
+    def worth(self, imagined: Imagined) -> Tensor:
         """Return r - lambda u, `[S, K]` (Eq. 7)."""
-        return made.reward - self.coefficient() * made.penalty
+        return imagined.reward - self.coefficient() * imagined.penalty
 
 
 class MOPO(SAC):
-    """SAC on penalised roll-outs in a model of the dataset."""
+    """SAC on penalised rollouts in a model of the dataset."""
 
     config_class = MOPOConfig
     parts = (SACConfig, OfflineSettings)

@@ -2,7 +2,7 @@
 
 One fused call of Adam updates all tensors of a network, without the per-parameter bookkeeping and
 host reads of `torch.optim`.  Because all are element-wise, one optimizer over `[S, ...]` tensors
-is S separate ones; only norm clipping mixes elements, and is done per seed.  The step size may
+is S separate ones; only norm clipping mixes elements, and is done per seed.  The learning rate may
 differ between seeds.  Their mathematics is that of `torch.optim`, which tests hold them to.
 
 Schedules are functions of progress, the share of the *planned* run that is done, in [0, 1].  A run
@@ -42,7 +42,7 @@ class Limits(TypedDict, total=False):
 
 
 class Optimizer(Stateful):
-    """Parameters and the step size they move by, which a schedule sets and seeds may differ in."""
+    """Parameters and their learning rate, which a schedule sets and which may differ by seed."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class Optimizer(Stateful):
 
         Args:
             parameters: Tensors `[S, ...]`.
-            learning_rate: Step size, of all seeds or of each.
+            learning_rate: Learning rate, of all seeds or of each.
             max_grad_norm: Clip each seed's gradient to this norm.
             adaptive_clip: Clip the gradient of each tensor to this share of the tensor's norm.
-            warmup: Steps over which the step size grows from 0.
+            warmup: Steps over which the learning rate grows from 0.
             weight_decay: L2 penalty of single parameters: d adds d p to the gradient of p.
         """
         self.parameters = list(parameters)
@@ -75,14 +75,14 @@ class Optimizer(Stateful):
         self.decays = [given.get(parameter, 0.0) for parameter in self.parameters]
 
     def rate_of(self, index: int = 0) -> float:
-        """Return the step size of a seed now, after its schedule."""
+        """Return the learning rate of a seed now, after its schedule."""
         return self.rate.value * (1.0 if self.rates is None else self.rates.values[index])
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """Return the gradient of `loss` `[S]` for each parameter, each seed's own."""
         # A fused kernel walks memory, so a gradient must lie in it as its parameter does.
-        found = torch.autograd.grad(loss if loss.numel() == 1 else loss.sum(), self.parameters)
-        return [gradient.contiguous() for gradient in found]
+        gradients = torch.autograd.grad(loss if loss.numel() == 1 else loss.sum(), self.parameters)
+        return [gradient.contiguous() for gradient in gradients]
 
     def minimize(self, loss: Tensor, active: Tensor | None = None) -> None:
         """Step down the gradient of `loss` `[S]`; seeds that are not `active` `[S]` stay put."""
@@ -132,12 +132,12 @@ class Optimizer(Stateful):
             tensor.copy_(torch.where(seed_view(active, tensor.ndim), tensor, old))
 
     def _warmed(self, rate: Tensor, steps: Tensor) -> Tensor:
-        """Return the step size after so many steps."""
+        """Return the learning rate after so many steps."""
         return rate * (steps / self.warmup).clamp(max=1.0) if self.warmup else rate
 
 
 class _Simple(Optimizer):
-    """An optimizer that moves one tensor after another, by a direction times the step size."""
+    """An optimizer that moves one tensor after another, by a direction times the learning rate."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class Adam(Optimizer):
 
         Args:
             parameters: Tensors `[S, ...]`.
-            learning_rate: Step size, of all seeds or of each.
+            learning_rate: Learning rate, of all seeds or of each.
             betas: Decay of the two moments.
             eps: Added to the root of the second moment.
             decoupled: Let `weight_decay` shrink parameters in place of adding to gradients.
@@ -279,7 +279,7 @@ class Adam(Optimizer):
             **options: What every `Optimizer` takes.
         """
         super().__init__(parameters, learning_rate, **options)
-        assert not (self.warmup and count_per_seed), "one step size for all seeds"
+        assert not (self.warmup and count_per_seed), "one learning rate for all seeds"
         self.betas, self.eps, self.decoupled = betas, eps, decoupled
         self.first = TensorList([torch.zeros_like(p) for p in self.parameters])
         self.second = TensorList([torch.zeros_like(p) for p in self.parameters])
@@ -413,7 +413,7 @@ class LaProp(Optimizer):
     Adam divides the momentum, LaProp what enters it, so that a gradient is measured by the spread
     of its own time.  Moments of all parameters lie side by side, `[S, P]`: one operation for
     all.  It is element-wise, and adaptive clipping goes tensor by tensor: several of them with the
-    same step size are one.
+    same learning rate are one.
     """
 
     def __init__(
@@ -429,7 +429,7 @@ class LaProp(Optimizer):
 
         Args:
             parameters: Tensors `[S, ...]`.
-            learning_rate: Step size, of all seeds or of each.
+            learning_rate: Learning rate, of all seeds or of each.
             betas: Decay of the momentum and of the mean square.
             eps: Added to the root of the mean square.
             **options: What every `Optimizer` takes.
@@ -534,7 +534,7 @@ def make_optimizer(
     Args:
         settings: Its kind and numbers.
         parameters: Tensors `[S, ...]`.
-        learning_rate: Step size, of all seeds or of each.
+        learning_rate: Learning rate, of all seeds or of each.
         eps: The method's own, where the settings have none.
         count_per_seed: See `Adam`; the others count nothing.
         **options: What every `Optimizer` takes; `weight_decay` in place of the settings' own.
@@ -610,8 +610,8 @@ def adaptive_scales(
 def minimize_together(loss: Tensor, optimizers: Sequence[Optimizer]) -> None:
     """Step down `loss` `[S]` with several optimizers by one pass backwards."""
     every = [parameter for optimizer in optimizers for parameter in optimizer.parameters]
-    found = torch.autograd.grad(loss if loss.numel() == 1 else loss.sum(), every)
-    left = [gradient.contiguous() for gradient in found]
+    gradients = torch.autograd.grad(loss if loss.numel() == 1 else loss.sum(), every)
+    left = [gradient.contiguous() for gradient in gradients]
     for optimizer in optimizers:
         count = len(optimizer.parameters)
         optimizer.apply(left[:count])
@@ -619,7 +619,7 @@ def minimize_together(loss: Tensor, optimizers: Sequence[Optimizer]) -> None:
 
 
 def seed_view(values: Tensor, ndim: int) -> Tensor:
-    """View `[S]` as `[S, 1, ...]` with `ndim` axes, to stand beside tensors of that many."""
+    """View `[S]` as `[S, 1, ...]` with `ndim` axes, to combine it with tensors of that many."""
     return values.view(-1, *[1] * (ndim - 1))
 
 

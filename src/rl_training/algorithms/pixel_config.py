@@ -31,7 +31,7 @@ class PixelConfig(Settings):
     hidden_sizes: Sizes = (64, 64)
     """Widths of the hidden layers for vector observations; images use the settings below."""
     encoder: EncoderName | OwnEncoder = "auto"
-    """Convolutions for images: `nature`, `impala`, `small`, or `auto`, which goes by their size; or
+    """Convolutions for images: `nature`, `impala`, `small`, or `auto`, chosen by their size; or
     `module:function`, which makes the features of images or vectors."""
     features_dim: PositiveInt | None = 512
     """Width of the layer after the convolutions; null has none, so that a head reads them."""

@@ -54,12 +54,12 @@ class PPOConfig(AlgoConfig):
     """Widths of the policy's own hidden layers; null uses `hidden_sizes`, or, after the features of
     an image, `head_hidden_sizes`."""
     critic_hidden_sizes: Sizes | None = None
-    """The same of the value."""
+    """The same for the value network."""
     activation: ActivationName | None = None
     """What follows each hidden layer; null is tanh for vectors and relu for images, whose
     convolutions always have relu."""
     learning_rate: PositiveFloat = 3e-4
-    """Step size."""
+    """Learning rate."""
     adam_epsilon: PositiveFloat = 1e-5
     """What Adam adds to the root of the mean squared gradient; as in the authors' code."""
     clip_coef: PositiveFloat = 0.2
@@ -77,12 +77,12 @@ class PPOConfig(AlgoConfig):
     normalize_advantage: bool = True
     """Standardise advantages in each minibatch."""
     recompute_advantages: bool = False
-    """Compute values and advantages again before each epoch (Andrychowicz et al., 2020), by the
-    value network as it is by then; false keeps those of the first."""
+    """Compute values and advantages again before each epoch (Andrychowicz et al., 2020), with
+    the current value network; false keeps those of the first."""
     normalize_observations: bool = False
-    """Standardise observations by running statistics, which are part of the checkpoint."""
+    """Standardise observations by running statistics, which are in the checkpoint."""
     normalize_obs: bool = False
-    """The older name of `normalize_observations`; either will do."""
+    """The older name of `normalize_observations`; both work."""
     normalize_rewards: bool = False
     """Divide rewards by the running deviation of the discounted return, clipped to +-10; returns
     are reported without it."""

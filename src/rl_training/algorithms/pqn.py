@@ -4,12 +4,12 @@ Q-learning without replay and without target networks: many environments give a 
 Q(lambda) targets are computed once, and several epochs of minibatches regress to them.  Layer
 normalisation keeps the network's values bounded (Section 3), which a target network does elsewhere.
 
-Deviations: a time limit is no termination: its target bootstraps from the final observation, where
-    the authors' code ends the return.  Values of s' are computed in one pass over the finished
-    rollout, by the parameters that gathered it, in place of those noted while acting, which are
-    the same.  Weights start orthogonal after images and as PyTorch's own elsewhere (he_normal and
-    lecun_normal there); no batch normalisation of inputs; a reward scale belongs to the task
-    (`env_kwargs.wrappers`).
+Deviations: a time limit is not a termination: its target bootstraps from the final observation,
+    where the authors' code ends the return.  Values of s' are computed in one pass over the
+    finished rollout, by the parameters that gathered it, in place of those stored while acting,
+    which are the same.  Weights start orthogonal after images and as PyTorch's own elsewhere
+    (he_normal and lecun_normal there); no batch normalisation of inputs; a reward scale belongs to
+    the task (`env_kwargs.wrappers`).
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class PQNConfig(AlgoConfig):
     activation: ActivationName = "relu"
     """What follows each hidden layer; convolutions have relu."""
     layer_norm: bool = True
-    """Normalise before each activation; without it nothing keeps values from growing."""
+    """Normalise before each activation; without it values may grow without bound."""
     learning_rate: PositiveFloat = 2.5e-4
-    """Step size."""
+    """Learning rate."""
     optimizer: OptimizerChoice = OptimizerSettings(type="radam")
     """Optimizer of the networks: a name, or a mapping `{type: sgd, momentum: 0.9}`."""
     q_lambda: Fraction = 0.65

@@ -39,15 +39,17 @@ class ReBRACConfig(TD3Config):
     varying: ClassVar[frozenset[str]] = frozenset({"beta_actor", "beta_critic"})
 
     beta_actor: NonNegativeFloat = 0.01
-    """Weight of cloning against Q in the policy's loss; 0 does not clone, a large one only does."""
+    """Weight of cloning against Q in the policy's loss; 0 does not clone, a large value only
+    clones."""
     beta_critic: NonNegativeFloat = 0.01
     """Weight of the penalty on the next action in the critics' target; 0 gives TD3's target."""
     normalize_q: bool = True
-    """Divide Q by its mean size in the policy's loss, so that the scale of rewards has no say."""
+    """Divide Q by its mean size in the policy's loss, so that the scale of rewards does not
+    matter."""
     normalize_observations: bool = False
-    """Give the nets observations with the dataset's mean taken off, over its deviation."""
+    """Standardise observations by the dataset's mean and deviation."""
     learning_rate: PositiveFloat = 1e-3
-    """Step size of the critics, and of the actor unless it has its own."""
+    """Learning rate of the critics, and of the actor unless it has its own."""
     batch_size: PositiveInt = 1024
     """Transitions per gradient step and seed."""
     hidden_sizes: Sizes = (256, 256, 256)

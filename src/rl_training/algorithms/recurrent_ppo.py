@@ -46,8 +46,8 @@ class SequenceRollouts(RolloutSettings):
     """How rollouts are gathered and cut into sequences."""
 
     sequence_length: PositiveInt | None = None
-    """Steps of a sequence, over which gradients go back; null, or as many as a rollout has or more,
-    takes whole rollouts."""
+    """Steps of a sequence, over which gradients flow back; null, or at least the rollout's
+    steps, takes whole rollouts."""
 
     @model_validator(mode="after")
     def _sequences_fit(self) -> SequenceRollouts:

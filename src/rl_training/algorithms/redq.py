@@ -31,13 +31,13 @@ class REDQConfig(SACConfig):
     num_critics: PositiveInt = 10
     """Members of the critic ensemble."""
     num_target_critics: PositiveInt | None = 2
-    """Target critics, drawn at random for each update, whose least value is the target; null takes
+    """Target critics, drawn at random for each update, whose minimum is the target; null takes
     all of them."""
     actor_q: Literal["min", "mean"] = "mean"
-    """What the actor climbs: the least of all critics, or their mean."""
+    """What the actor maximises: the minimum of the critics, or their mean."""
     weight_init: WeightsName = "glorot"
     """How initial weights are drawn: `uniform` is PyTorch's own, `orthogonal` that of many JAX
-    codes, `glorot` that of the authors; the last two begin with zero biases."""
+    codes, `glorot` that of the authors; the last two have zero biases."""
 
 
 class REDQ(SAC):

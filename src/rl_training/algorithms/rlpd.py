@@ -47,10 +47,10 @@ class RLPDConfig(SACConfig):
     num_critics: PositiveInt = 10
     """Members of the critic ensemble."""
     num_target_critics: PositiveInt | None = 2
-    """Target critics, drawn at random for each update, whose least value is the target; null takes
+    """Target critics, drawn at random for each update, whose minimum is the target; null takes
     all of them (Algorithm 1, lines 8 to 12)."""
     actor_q: Literal["min", "mean"] = "mean"
-    """What the actor climbs: the least of all critics, or their mean (Algorithm 1, line 16)."""
+    """What the actor maximises: the least critic, or the mean of all (Algorithm 1, line 16)."""
     use_layer_norm: bool = True
     """Normalise the critics' hidden layers."""
     backup_entropy: bool = True

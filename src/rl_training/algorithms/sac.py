@@ -61,10 +61,10 @@ class SACConfig(ActorCriticConfig):
     target_entropy: Number | None = None
     """Entropy a learned temperature aims at; null means -A, one nat below uniform per dimension."""
     num_target_critics: PositiveInt | None = None
-    """Target critics, drawn at random for each update, whose least value is the target; null takes
+    """Target critics, drawn at random for each update, whose minimum is the target; null takes
     all of them."""
     actor_q: Literal["min", "mean"] = "min"
-    """What the actor climbs: the least of all critics, or their mean."""
+    """What the actor maximises: the minimum of the critics, or their mean."""
 
     @model_validator(mode="after")
     def _subset_fits_the_ensemble(self) -> SACConfig:

@@ -1,8 +1,8 @@
 """SimbaV2 (Lee et al., 2025, arXiv:2502.15280).
 
-SAC whose networks keep features and weights on the unit hypersphere, so that neither grows while
-the run goes on; critics that tell a distribution of the return over fixed atoms; rewards scaled so
-that returns stay among these.
+SAC whose networks keep features and weights on the unit hypersphere, so that neither grows during a
+run; critics that predict a distribution of the return over fixed atoms; rewards scaled so that
+returns stay among these.
 
 Overrides: setup, td_target, critic_loss, improve, target_entropy, return_statistics.
 Deviations: critics move before policy and temperature, as in every actor-critic here, where the
@@ -46,14 +46,14 @@ class SimbaV2Config(SACConfig):
     """Settings of SimbaV2."""
 
     learning_rate: PositiveFloat = 1e-4
-    """Step size of the critics, and of the actor unless it has its own."""
+    """Learning rate of the critics, and of the actor unless it has its own."""
     lr_schedule: LRSchedule = Field(default=LRSchedule(type="linear", end=0.5))
     """Schedule of every learning rate."""
     learning_starts: NonNegativeInt = 5_000
     """Steps of uniformly random actions before the first update."""
     normalize_observations: bool = True
-    """Standardise observations by the running mean and deviation of all that were seen; the replay
-    keeps them as they were, and the statistics are part of the checkpoint."""
+    """Standardise observations by the running mean and deviation of all observations so far;
+    the replay keeps raw ones, and the statistics are in the checkpoint."""
     normalize_rewards: bool = True
     """Divide rewards by the running deviation of the discounted return, or by more, so that the
     largest return seen stays within `value_range`; returns are reported without it."""
@@ -73,13 +73,13 @@ class SimbaV2Config(SACConfig):
     activation: Literal["relu"] = "relu"
     """What follows the hidden layer of each block."""
     encoder: None = None
-    """Not to be had: observations are put on the sphere as they are."""
+    """Always null: observations are put on the sphere as they are."""
     features_dim: None = None
-    """Not to be had: there are no convolutions."""
+    """Always null: there are no convolutions."""
     use_layer_norm: Annotated[
         bool, Field(json_schema_extra={"const": False}), never("features have norm 1 already")
     ] = False
-    """Not to be had: features have norm 1."""
+    """Always false: features have norm 1."""
     weight_init: Literal["orthogonal"] = "orthogonal"
     """How initial weights are drawn, before their columns are scaled to norm 1."""
 

@@ -52,8 +52,8 @@ class ReplaySettings(Settings):
     learning_starts: NonNegativeInt = 1_000
     """Steps of uniformly random actions before the first update."""
     random_action_hold: PositiveInt = 1
-    """Steps of an environment for which each of these random actions is held. Those that last reach
-    states which new ones at every step never do (Dabney et al., 2021, arXiv:2006.01782)."""
+    """Steps for which an environment repeats each of these random actions. Longer actions reach
+    states that independent ones never do (Dabney et al., 2021, arXiv:2006.01782)."""
     train_frequency: PositiveInt = 1
     """Environment steps between two rounds of updates."""
 
@@ -106,7 +106,7 @@ class SequenceReplay(ReplaySettings):
     `gradient_updates_per_step`; with 16 sequences of 64, 512 is an update every second step."""
 
     stored_latents: bool = True
-    """Keep what was believed after each step that was learned from, and begin sequences with it;
+    """Store the belief after each step that was learned from, and start sequences with it;
     otherwise the past of a sequence is not known."""
     newest_first: bool = True
     """Learn from new steps before others are drawn uniformly."""
@@ -162,11 +162,11 @@ class TransitionReplay(ReplaySettings):
     reward_shift: Number = 0.0
     """Added to every reward after scaling."""
     normalize_observations: bool = False
-    """Standardise observations by the running mean and deviation of all that were seen; the replay
-    keeps them as they were, and the statistics are part of the checkpoint."""
+    """Standardise observations by the running mean and deviation of all observations so far;
+    the replay keeps raw ones, and the statistics are in the checkpoint."""
     normalize_rewards: bool = False
-    """Divide rewards by the running deviation of the discounted return, clipped to +-10; the replay
-    keeps them as they were, and returns are reported without it."""
+    """Divide rewards by the running deviation of the discounted return, clipped to +-10; the
+    replay keeps raw rewards, and returns are reported without it."""
 
     @model_validator(mode="after")
     def _rewards_are_scaled_once(self) -> TransitionReplay:
@@ -222,7 +222,7 @@ class OfflineSettings(DatasetSettings):
 
 
 class OnlineSettings(StrictModel):
-    """How an offline learner goes on online; units are environment steps per seed."""
+    """How an offline learner continues online; units are environment steps per seed."""
 
     offline_batch_ratio: BatchRatio = 0.5
     """Share of every batch that is drawn from the dataset: 0 learns from new experience alone;
@@ -238,7 +238,7 @@ class OnlineSettings(StrictModel):
 
 
 class OfflineToOnlineSettings(OfflineSettings):
-    """Data of an offline learner that may go on online with its own update."""
+    """Data of an offline learner that may continue online with its own update."""
 
     online: OnlineSettings | None = None
     """Step environments and learn from them too; null does so only with `from_checkpoint`."""

@@ -84,7 +84,7 @@ class AlgorithmSpec:
 
     @property
     def continues_online(self) -> bool:
-        """Whether an offline method may go on online with its own update: its settings say how."""
+        """Whether an offline method can continue online with its own update, by its settings."""
         return issubclass(self.config_class, OfflineToOnlineSettings)
 
     @property

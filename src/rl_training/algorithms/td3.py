@@ -5,11 +5,11 @@ DDPG with three remedies for critics that promise too much: targets use the leas
 the critics (Sec. 5.2), and noise on the target policy's action makes similar actions have similar
 values (target policy smoothing, Sec. 5.3).
 
-Deviations: defaults are those of the authors' later code (256x256 networks, batches of 256, step
-    size 3e-4, 25,000 random steps), not of the paper (400x300, 100, 1e-3, 10,000 or 1,000); updates
-    begin when the random steps end, as in that code.  Noise is added in [-1, 1] and the smoothed
-    action is clipped to it, again as in the code.  `num_critics` may exceed two, targets take the
-    minimum of all.  Metrics of the actor are those of its last step.
+Deviations: defaults are those of the authors' later code (256x256 networks, batches of 256,
+    learning rate 3e-4, 25,000 random steps), not of the paper (400x300, 100, 1e-3, 10,000 or
+    1,000); updates begin when the random steps end, as in that code.  Noise is added in [-1, 1]
+    and the smoothed action is clipped to it, again as in the code.  `num_critics` may exceed two,
+    targets take the minimum of all.  Metrics of the actor are those of its last step.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class TD3BCConfig(TD3Config):
     varying: ClassVar[frozenset[str]] = frozenset({"bc_alpha"})
 
     normalize_observations: bool = True
-    """Give the nets observations with the dataset's mean taken off, over its deviation."""
+    """Standardise observations by the dataset's mean and deviation."""
     bc_alpha: PositiveFloat = 2.5
     """Weight of Q against cloning; towards 0 the policy clones the data."""
     cloning_end: Fraction = 1.0

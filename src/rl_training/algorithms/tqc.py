@@ -33,7 +33,7 @@ class TQCConfig(SACConfig):
     num_critics: PositiveInt = 5
     """Members of the critic ensemble."""
     num_quantiles: PositiveInt = 25
-    """Quantiles of the return that each critic tells."""
+    """Quantiles of the return that each critic predicts."""
     quantiles_to_drop: Annotated[int, Field(ge=0, lt=LARGEST_INT), Whole] = 2
     """Largest quantiles left out of the target, per target critic; 0 keeps all. In the paper 5 for
     Hopper, 0 for HalfCheetah, else 2."""
@@ -42,7 +42,8 @@ class TQCConfig(SACConfig):
     critic_hidden_sizes: Sizes | None = (512, 512, 512)
     """Widths of the hidden layers of the critics; null uses `hidden_sizes`."""
     actor_q: Literal["min", "mean"] = "mean"
-    """What the actor climbs: the least of all critics' means, or the mean of all quantiles."""
+    """What the actor maximises: the minimum of the critics' means, or the mean of all
+    quantiles."""
 
     @model_validator(mode="after")
     def _some_quantiles_stay(self) -> TQCConfig:

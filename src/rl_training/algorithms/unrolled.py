@@ -43,16 +43,16 @@ class MemoryReplay(SequenceReplay):
     batch_size: PositiveInt = 32
     """Sequences per gradient step and seed."""
     batch_length: Annotated[int, Field(ge=2, le=LARGEST_INT), Whole] = 32
-    """Observations of a sequence, those of the burn-in included."""
+    """Observations of a sequence, including the burn-in."""
     burn_in: Annotated[int, Field(ge=0, le=LARGEST_INT - 2), Whole] = 8
-    """First observations of a sequence that only warm the memory up."""
+    """First observations of a sequence, which only warm up the memory."""
     n_step: PositiveInt = 1
     """Rewards summed before bootstrapping; stops at the end of an episode or of a sequence."""
     newest_first: bool = False
     """Learn from new steps before others are drawn uniformly."""
     stored_latents: bool = True
-    """Begin sequences with what the learner remembered there when it last learned from the step
-    before; otherwise, and where it never did, they begin without a memory."""
+    """Start sequences with the memory that the learner had when it last learned from the step
+    before; otherwise, and where it never did, with an empty memory."""
 
     @model_validator(mode="after")
     def _something_is_learned_from(self) -> MemoryReplay:
@@ -73,7 +73,7 @@ def unrolled(
     """Return the steps of sequences as transitions `[S, B * (T - 1 - burn_in)]` of rows.
 
     Args:
-        batch: The sequences; an action and a reward stand with the observation that they led to.
+        batch: The sequences; an action and a reward are beside the observation that they led to.
         remembered: Outputs of the recurrent layers `[S, B, T, H]`, the parts of a row.
         mask: The mask of actions `[S, B, T, A]`, the end of a row; None without one.
         settings: Burn-in and number of rewards that are summed.
@@ -116,12 +116,12 @@ def summed(
     """
     total, product = torch.zeros_like(reward), torch.ones_like(reward)
     ahead = torch.zeros_like(reward, dtype=torch.int64)
-    goes = torch.ones_like(is_step)
+    continues = torch.ones_like(is_step)
     for offset in range(min(n_step, reward.shape[2])):
-        goes = goes & shifted(is_step, offset)
-        total = total + goes * product * shifted(reward, offset)
-        product = torch.where(goes, product * shifted(discount, offset), product)
-        ahead = ahead + goes
+        continues = continues & shifted(is_step, offset)
+        total = total + continues * product * shifted(reward, offset)
+        product = torch.where(continues, product * shifted(discount, offset), product)
+        ahead = ahead + continues
     return total, product, ahead
 
 

@@ -44,13 +44,14 @@ class ValueBasedConfig(AlgoConfig):
     activation: ActivationName = "relu"
     """What follows each hidden layer; convolutions and embedded fractions have relu."""
     learning_rate: PositiveFloat = 1e-3
-    """Step size."""
+    """Learning rate."""
     target_update_interval: PositiveInt = 500
-    """Gradient steps between two moves of the target network."""
+    """Gradient steps between two updates of the target network."""
     tau: Fraction = 1.0
     """Share of the network that moves into the target; 1 copies it."""
     double: bool = True
-    """Choose the next action by the online network, rate it by the target (van Hasselt, 2016)."""
+    """Choose the next action with the online network, evaluate it with the target (van Hasselt,
+    2016)."""
     dueling: bool = False
     """Split the network's head into value and advantage."""
     max_grad_norm: PositiveFloat | None = 10.0

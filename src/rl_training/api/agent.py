@@ -182,16 +182,16 @@ class Agent:
     ) -> TrainResult:
         """Train, and keep the final learner (of the first member, in a group).
 
-        The first call begins a run; later ones go on with it.  An agent that was loaded from a run
-        goes on with that run, one that was loaded from a saved file begins a new run with its
-        networks; which of them is printed.
+        The first call starts a run; later calls continue it.  An agent that was loaded from a run
+        continues that run; one that was loaded from a saved file starts a new run with its
+        networks.  A message says which.
 
         Args:
             total_timesteps: Steps to train now; None is the configuration's number.
             progress: Show a bar with speed, remaining time and returns; False prints nothing.
             callbacks: Observers, see `rl_training.Callback`: one or several, objects or functions.
-            seeds: Seeds to train side by side, in place of the configuration's.
-            run_suffix: Begin a new run, with this appended to the name of its folder.
+            seeds: Seeds to train side by side, instead of the configuration's.
+            run_suffix: Start a new run, with this appended to the name of its folder.
         """
         console = _console()
         watching: list[Callback] = list(as_callbacks(callbacks))
@@ -199,7 +199,7 @@ class Agent:
             watching.insert(0, display_for(console, quiet=False))
         if self._run is not None and run_suffix is None:
             if seeds is not None:
-                raise ConfigError("seeds cannot change while a run goes on; make a new agent")
+                raise ConfigError("seeds cannot change during a run; make a new agent")
             return self._go_on(total_timesteps, watching, console if progress else None)
         changes: dict[str, Any] = {}
         if total_timesteps is not None:
@@ -210,7 +210,7 @@ class Agent:
         if config.env_id == SPACES_ONLY and config.eval_episodes:
             config = config.replace(eval_episodes=0)
         if self._weights is not None and progress:
-            text = f"a new run begins with the networks of {self._weights}"
+            text = f"a new run starts with the networks of {self._weights}"
             print(text, file=console.file)
         with self._remembering():
             result = train(
@@ -227,7 +227,7 @@ class Agent:
             dataset: An `OfflineDataset`, a Minari dataset or its id, a file or folder, or a mapping
                 of arrays `observations, actions, rewards, terminations, truncations`.
             total_timesteps: Gradient steps; None is the configuration's number.
-            **options: What `learn` takes.
+            **options: The arguments of `learn`.
 
         Raises:
             ConfigError: When the method does not learn from data.
@@ -235,8 +235,8 @@ class Agent:
         settings, env_kwargs = settings_for_data(self.algo, dataset, Path(self.config.output_dir))
         if self._run is not None and not settings.items() <= self.config.algo_kwargs.items():
             raise ConfigError(
-                f"{self!r} has learned from other data; call learn to go on with that, or make a "
-                "new agent"
+                f"{self!r} has learned from other data; call learn to continue with that, or make "
+                "a new agent"
             )
         changes: dict[str, Any] = {"algo_kwargs": self.config.algo_kwargs | settings}
         if self.config.env_id == SPACES_ONLY:
@@ -245,10 +245,10 @@ class Agent:
         return self.learn(total_timesteps, **options)
 
     def resume(self, *, progress: bool = True, callbacks: Callbacks | None = None) -> TrainResult:
-        """Take up a run that was interrupted, and train to its planned end.
+        """Resume an interrupted run, and train to its planned end.
 
         Raises:
-            CheckpointError: When it has no run to take up.
+            CheckpointError: When there is no run to resume.
         """
         if self._run is None:
             raise CheckpointError(
@@ -266,7 +266,7 @@ class Agent:
         more = self.config.total_timesteps if steps is None else steps
         total = self._agent().step + more
         if console is not None:
-            text = f"going on with {self._run} to step {total:,}"
+            text = f"continuing with {self._run} to step {total:,}"
             print(text, file=console.file)
         return self._keep(resume_training(self._run, total_timesteps=total, callbacks=callbacks))
 
@@ -298,12 +298,12 @@ class Agent:
         """Run whole episodes with the policy.
 
         Args:
-            num_episodes: How many; None takes the run's `eval_episodes`.
+            num_episodes: Number of episodes; None takes the run's `eval_episodes`.
             episodes: The same by a shorter name.
             env: Another environment with the same spaces; None is the run's own.
-            seed: Seed of the episodes; None takes one that training never used.
-            deterministic: Take the policy's best actions, or sample; None does as the run's
-                `eval_deterministic` says.
+            seed: Seed of the episodes; None takes one that training did not use.
+            deterministic: Take the policy's best actions, or sample; None follows the run's
+                `eval_deterministic`.
         """
         if num_episodes is not None and episodes is not None:
             raise ConfigError("evaluate: num_episodes and episodes are the same; give one")
@@ -331,10 +331,10 @@ class Agent:
         """Choose an action for an observation, or for a batch of them.
 
         Args:
-            obs: One observation as the task gives it, or several; those of several parts as
-                dictionaries or tuples, whose leaves have one more axis for several.
-            state: What a method with a memory or a plan remembers, from `initial_state`; it is
-                moved on in place.  None acts as at the start of an episode.
+            obs: One observation as the task gives it, or a batch; dictionaries and tuples of a
+                batch have leaves with one more axis.
+            state: The state of a method with a memory or a plan, from `initial_state`; it is
+                updated in place.  None acts as at the start of an episode.
             deterministic: Take the policy's best action, or sample.
         """
         return self._agent().predict(obs, state, deterministic=deterministic)
@@ -380,13 +380,13 @@ class Agent:
         Args:
             repo: `user/name`; the repository is made if missing.
             episodes: Episodes of the evaluation on the card; 0 leaves it out.
-            private: Make a repository that others do not see.
-            message: Of the commit; None says method, task and step.
+            private: Make the repository private.
+            message: Commit message; None says method, task and step.
             folder: Write the files here and upload nothing.
 
         Raises:
             MissingExtraError: Without the extra `hub`.
-            CheckpointError: When the hub refuses, or nobody is logged in.
+            CheckpointError: When the hub refuses, or you are not logged in.
         """
         return push_agent(
             self._agent(),
@@ -412,10 +412,10 @@ class Agent:
 
         Args:
             path: Where it is; `hf://user/name` is on the Hugging Face Hub.
-            env: The environment, where the run had one that was handed over in Python.
+            env: The environment, where the run had one that was passed in Python.
             encoder: The function that makes the encoder, where the run has one of your own.
-            wrappers: Wrappers of the environment that were handed over in Python.
-            device: Where it acts.
+            wrappers: Wrappers of the environment that were passed in Python.
+            device: Device to act on.
 
         Raises:
             CheckpointError: When it cannot be read or is of another algorithm.
@@ -437,7 +437,7 @@ class Agent:
                 )
         agent = cls.__new__(cls)
         agent.config, agent.result, agent._loaded = loaded.config, None, loaded
-        # A file and an agent of the hub have no run to go on with.
+        # A file and an agent of the hub have no run to continue with.
         alone = is_hub_name(path) or Path(path).is_file()
         agent._run, agent._weights = (None, path) if alone else (Path(path), None)
         return agent

@@ -1,4 +1,4 @@
-"""Recorded data as people hand it over in Python, turned into settings that a run can keep."""
+"""Recorded data as users pass it in Python, turned into settings that a run can keep."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ DataLike: TypeAlias = OfflineDataset | Mapping[str, Any] | str | Path | Any
 def settings_for_data(
     algo: str, data: DataLike, output_dir: Path
 ) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
-    """Return settings that name the data, and a function that reads the task's spaces off it.
+    """Return settings that name the data, and a function that infers the task's spaces from it.
 
     Data that is only in memory is written beside the runs, so that a run can be resumed.
 
     Raises:
         ConfigError: When the method does not learn from data.
-        DataError: When the data is of no form that is known.
+        DataError: When the data has an unknown form.
     """
     fields = get_algorithm_spec(algo).config_class
     prefix = _prefix(algo)
     if isinstance(data, Mapping):
         data = dataset_from(data)
     if isinstance(data, OfflineDataset):
-        # Absolute, so that the run can be taken up from anywhere.
+        # Absolute, so that the run can be resumed from anywhere.
         path = output_dir.absolute() / "datasets" / f"{data.digest()[:16]}.npz"
         if not path.exists():
             save_dataset(data, path, "npz")
@@ -101,7 +101,7 @@ def dataset_from(arrays: Mapping[str, Any]) -> OfflineDataset:
 
 
 def spaces_of(dataset: OfflineDataset) -> dict[str, Any]:
-    """Return the spaces of a task as its data shows them, for `SpacesOnly`."""
+    """Infer the spaces of a task from its data, for `SpacesOnly`."""
     spaces: dict[str, Any] = {
         "obs_shape": list(dataset.observations.shape[1:]),
         "obs_dtype": str(dataset.observations.dtype),

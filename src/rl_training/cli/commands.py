@@ -116,7 +116,7 @@ def train(
     algo: Annotated[
         str | None,
         typer.Option(
-            help="Method, with its default settings where there is no --config.", metavar="NAME"
+            help="Method, with its default settings if there is no --config.", metavar="NAME"
         ),
     ] = None,
     env: Annotated[
@@ -128,7 +128,7 @@ def train(
         ),
     ] = None,
     total_timesteps: Annotated[
-        int | None, whole_option(help="Steps per seed; 1e5 is a number too.")
+        int | None, whole_option(help="Steps per seed; 1e5 works too.")
     ] = None,
     set_: SetOption = None,
     seed: Annotated[int | None, whole_option(help="Seed of everything random.")] = None,
@@ -138,7 +138,9 @@ def train(
     ] = None,
     num_envs: Annotated[int | None, whole_option(help="Environments side by side.")] = None,
     eval_episodes: Annotated[int | None, whole_option(help="Episodes per evaluation.")] = None,
-    output_dir: Annotated[Path | None, typer.Option(help="Folder for the run's folder.")] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Folder in which to create the run's folder.")
+    ] = None,
     device: DeviceOption = None,
     collect: Annotated[
         str | None,
@@ -155,7 +157,7 @@ def train(
     from_checkpoint: Annotated[
         Path | None,
         typer.Option(
-            help="Run or checkpoint whose networks to begin with; an offline method goes online."
+            help="Run or checkpoint whose networks to start from; an offline method goes online."
         ),
     ] = None,
     dry_run: Annotated[
@@ -206,12 +208,12 @@ def resume(
     output_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Go on in a new run, in this folder; a checkpoint outside its run does so in runs."
+            help="Continue in a new run in this folder; a checkpoint outside its run uses runs."
         ),
     ] = None,
     threads: Annotated[
         int | None,
-        whole_option(help="New number of CPU threads; another one changes the last bits.", min=1),
+        whole_option(help="New number of CPU threads; the run is then not bit-exact.", min=1),
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -237,7 +239,7 @@ def evaluate(
     run: RunArgument = None,
     checkpoint: CheckpointOption = None,
     episodes: Annotated[
-        int | None, whole_option("--episodes", "--num-episodes", help="How many episodes.")
+        int | None, whole_option("--episodes", "--num-episodes", help="Number of episodes.")
     ] = None,
     seed: Annotated[int | None, whole_option(help="Seed of the episodes.", min=0)] = None,
     best: Annotated[
@@ -370,7 +372,9 @@ def _resolved_text(name: str, overrides: Sequence[str]) -> str:
 
 def verify_resume_command(
     config: ConfigOption,
-    at: Annotated[int, whole_option(help="Step at which the second run is cut and resumed.")],
+    at: Annotated[
+        int, whole_option(help="Step at which the second run is interrupted and resumed.")
+    ],
     total_timesteps: Annotated[int | None, whole_option(help="Length of both runs.")] = None,
     set_: SetOption = None,
 ) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="data",
-    help="Look at offline datasets, check, collect and convert them.",
+    help="Inspect, check, collect, make and convert offline datasets.",
     no_args_is_help=True,
 )
 out = Console(soft_wrap=True, emoji=False)
@@ -34,8 +34,8 @@ SourceArgument = Annotated[
 KindOption = Annotated[
     str | None,
     typer.Option(
-        help="npz, npy, hdf5, minari (downloads if need be) or random; told from the name if left "
-        "out."
+        help="npz, npy, hdf5, minari (downloads if needed) or random; inferred from the name by "
+        "default."
     ),
 ]
 EnvOption = Annotated[
@@ -43,9 +43,9 @@ EnvOption = Annotated[
     typer.Option("--env", help="The task: its shapes, action box and time limit are checked too."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-SizeOption = Annotated[int, whole_option(help="Transitions that kind random makes.", min=1)]
+SizeOption = Annotated[int, whole_option(help="Transitions of kind random.", min=1)]
 SeedOption = Annotated[int, whole_option(help="Seed of everything random.", min=0)]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing target.")]
 
 
 @app.command()
@@ -79,7 +79,7 @@ def check(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Look for faults and say what to do; exit code 1 if there are any."""
+    """Check for problems and say what to do; exit code 1 if there are any."""
     from rl_training.cli.data_views import print_findings
     from rl_training.data.datasets.check import as_record, check_dataset
 
@@ -117,27 +117,25 @@ def collect(
         str, typer.Argument(help="File (.npz, .hdf5), folder with --to npy, or a new Minari id.")
     ],
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Whose policy acts; without it, actions are random.")
+        Path | None, typer.Option(help="Run whose policy acts; random actions by default.")
     ] = None,
     env: Annotated[
-        str | None, typer.Option("--env", help="The task; a checkpoint brings its own.")
+        str | None, typer.Option("--env", help="The task; a checkpoint has its own.")
     ] = None,
-    steps: Annotated[int | None, whole_option(help="Transitions to gather.")] = None,
-    episodes: Annotated[int | None, whole_option(help="Whole episodes to gather.")] = None,
+    steps: Annotated[int | None, whole_option(help="Transitions to collect.")] = None,
+    episodes: Annotated[int | None, whole_option(help="Whole episodes to collect.")] = None,
     seed: SeedOption = 0,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The policy's best action, without sampling.")
     ] = False,
-    epsilon: Annotated[
-        float, typer.Option(help="Share of random actions in place of the policy's.")
-    ] = 0.0,
+    epsilon: Annotated[float, typer.Option(help="Share of actions that are random.")] = 0.0,
     max_episode_steps: Annotated[
-        int | None, whole_option(help="Truncate episodes after so many steps.")
+        int | None, whole_option(help="Truncate episodes after this many steps.")
     ] = None,
     to: Annotated[str | None, typer.Option(help="npz, npy, hdf5 or minari.")] = None,
     force: ForceOption = False,
 ) -> None:
-    """Gather a dataset from a checkpoint or a random policy."""
+    """Collect a dataset with a checkpoint's policy or a random one."""
     from rl_training.errors import DataError
     from rl_training.tools.collect import CollectPlan
 
@@ -173,26 +171,27 @@ def make(
     ] = None,
     out_folder: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder for it; left out, datasets/NAME."),
+        typer.Option("--out", help="Folder for it; datasets/NAME by default."),
     ] = None,
     rows: Annotated[
-        int | None, whole_option(help="Training rows, in whole episodes, not the published number.")
+        int | None,
+        whole_option(help="Training rows, in whole episodes; the published number by default."),
     ] = None,
     fraction: Annotated[
         float | None, typer.Option(help="Share of the published episodes, such as 0.1.")
     ] = None,
     seed: Annotated[
-        int | None, whole_option(help="Seed of the episodes; 0 if left out.", min=0)
+        int | None, whole_option(help="Seed of the episodes; 0 by default.", min=0)
     ] = None,
     jobs: Annotated[
-        int | None, whole_option(help="Processes; as many as there are cores if left out.", min=1)
+        int | None, whole_option(help="Processes; one per core by default.", min=1)
     ] = None,
     validation: Annotated[
         bool, typer.Option(help="Make the validation split, a tenth, as well.")
     ] = True,
     run: Annotated[
         Path | None,
-        typer.Option(help="locomotion: a finished run of SAC; left out, one is trained."),
+        typer.Option(help="locomotion: a finished run of SAC; one is trained by default."),
     ] = None,
     train_steps: Annotated[
         int | None, whole_option(help="locomotion: steps of a run that is trained.", min=1)
@@ -200,7 +199,7 @@ def make(
     force: ForceOption = False,
     listed: Annotated[bool, typer.Option("--list", help="List what can be made.")] = False,
 ) -> None:
-    """Make a benchmark's dataset here, by its authors' recipe; run again, it goes on."""
+    """Make a benchmark's dataset by its authors' recipe; run again to continue."""
     from rl_training.cli.making import Wanted, make_dataset, print_recipes
     from rl_training.errors import DataError
 
@@ -307,8 +306,8 @@ def _target_kind(target: str, to: str | None, force: bool) -> str:
         found = "minari" if ID_FORM.fullmatch(target) else None
     if found is None:
         raise DataError(
-            f"the format of {target} cannot be told from its name (.npz, .hdf5 or an id such as "
-            "pendulum/medium-v0); say it with --to"
+            f"the format of {target} cannot be inferred from its name (.npz, .hdf5 or an id such "
+            "as pendulum/medium-v0); say it with --to"
         )
     if found != "minari" and path.exists() and not force:
         raise DataError(f"{target} exists already; choose another name, or replace it with --force")

@@ -33,7 +33,7 @@ def export(
     best: BestOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write the policy as ONNX or a PyTorch program, proven equal."""
+    """Export the policy as ONNX or a PyTorch program, compared with the original."""
     from rl_training.runtime.workflows import load_agent
     from rl_training.tools.export import FORMATS, describe, export_agent
 
@@ -61,7 +61,7 @@ def push(
         int, whole_option(help="Episodes of the evaluation on the card; 0 for none.", min=0)
     ] = 20,
     private: Annotated[
-        bool, typer.Option("--private", help="A repository that others do not see.")
+        bool, typer.Option("--private", help="Make the repository private.")
     ] = False,
     folder: Annotated[
         Path | None, typer.Option(help="Write the files here and upload nothing.")
@@ -107,7 +107,9 @@ def predict(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Where actions of --input go: .npy or JSON lines."),
+        typer.Option(
+            "--output", "-o", help="Where to write the actions of --input: .npy or JSON lines."
+        ),
     ] = None,
     best: BestOption = False,
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the action.")] = False,

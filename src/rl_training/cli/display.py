@@ -321,7 +321,7 @@ def print_result(
     console: Console, run_dir: Path, checkpoint: Path, metrics: Mapping[str, float]
 ) -> None:
     """Print `name=value` lines that shell scripts can read."""
-    # A path may hold [brackets], which are no markup.
+    # A path may hold [brackets], which are not markup.
     for line in (f"run_dir={run_dir}", f"checkpoint_path={checkpoint}"):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     print_metrics(console, metrics)

@@ -111,7 +111,7 @@ def _bf16_factor() -> float:
 
 
 def _resume_levels() -> dict[str, str]:
-    """Find how exactly a task of each installed family goes on after a resume."""
+    """Find how exactly a task of each installed family continues after a resume."""
     from rl_training.envs.factory import make_env
     from rl_training.envs.snapshot import SnapshotWrapper
 
@@ -132,7 +132,7 @@ def _memory() -> dict[str, float]:
 
 
 def _self_test() -> dict[str, Any]:
-    """Train a few hundred steps, cut, resume, and compare every bit."""
+    """Train a few hundred steps, interrupt, resume, and compare bit-exactly."""
     from rl_training.errors import RLTrainingError
     from rl_training.experiment.config import TrainConfig
     from rl_training.runtime.checkpoints.verify import verify_resume
@@ -188,7 +188,7 @@ def print_report(console: Console, report: dict[str, Any]) -> None:
     advice = "" if speed["bf16_factor"] > 1 else "; leave `precision` at fp32"
     table.add_row("precision", f"processor {bf16}: {factor}{advice}")
     levels = ", ".join(f"{name} {level}" for name, level in report["resume_levels"].items())
-    table.add_row("resume", f"environments go on: {levels}")
+    table.add_row("resume", f"environments continue: {levels}")
     test = report["self_test"]
     mark = "[bold]passed[/]" if test["passed"] else "[bold red]FAILED[/]"
     table.add_row("self-test", f"{mark} in {test['seconds']} s: {test['detail']}")

@@ -55,7 +55,7 @@ def make_dataset(console: Console, wanted: Wanted) -> list[dict[str, Any]]:
         return _MAKERS[family](console, own, wanted)
     except KeyboardInterrupt:
         raise DataError(
-            f"{wanted.name}: interrupted; finished parts are kept, and the same command goes on "
+            f"{wanted.name}: interrupted; finished parts are kept, and the same command continues "
             "from there"
         ) from None
 

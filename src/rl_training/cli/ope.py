@@ -47,7 +47,7 @@ def ope(
         typer.Option("--checkpoint", help="The same as RUN, by name. Repeatable."),
     ] = None,
     gamma: Annotated[
-        float | None, typer.Option(help="Discount, below 1; left out, the checkpoint's own.")
+        float | None, typer.Option(help="Discount, below 1; the checkpoint's own by default.")
     ] = None,
     updates: Annotated[
         int | None, whole_option(help="Gradient steps.", show_default="10000 to 30000")
@@ -65,7 +65,8 @@ def ope(
         int | None, whole_option(help="Seed of everything random.", show_default="0")
     ] = None,
     stochastic: Annotated[
-        bool, typer.Option("--stochastic", help="The policy that samples, not its best action.")
+        bool,
+        typer.Option("--stochastic", help="Evaluate the sampling policy, not its best action."),
     ] = False,
     best: Annotated[
         bool, typer.Option("--best", help="Each run's best checkpoint, not its newest.")

@@ -23,10 +23,11 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", "-s", help="Override a key of every run. Repeatable.")
 ]
 JobsOption = Annotated[int, typer.Option("--jobs", "-j", help="Processes side by side.")]
-RetriesOption = Annotated[int, typer.Option(help="How often a run that died is resumed.")]
+RetriesOption = Annotated[int, typer.Option(help="Times that a run that died is resumed.")]
 RunnerOption = Annotated[str, typer.Option(help="local (processes here) or ray (a cluster).")]
 AddressOption = Annotated[
-    str | None, typer.Option(help="Of a running Ray cluster, or auto; not given, one begins here.")
+    str | None,
+    typer.Option(help="Address of a running Ray cluster, or auto; starts one here by default."),
 ]
 CpusOption = Annotated[float, typer.Option(help="CPUs of a run on Ray.")]
 GpusOption = Annotated[float, typer.Option(help="GPUs of a run on Ray.")]
@@ -38,11 +39,11 @@ def sweep(
         list[str], typer.Option("--config", "-c", help="Preset or YAML file. Repeatable.")
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder; the same one again goes on there.")
+        Path, typer.Option("--output", "-o", help="Folder; the same folder again continues there.")
     ],
     grid: Annotated[
         list[str] | None,
-        typer.Option(help="Values of any setting: learning_rate=1e-4,3e-4. Repeatable."),
+        typer.Option(help="Values of a setting: learning_rate=1e-4,3e-4. Repeatable."),
     ] = None,
     seeds: Annotated[str, typer.Option(help="1,2,3 or 0..7.")] = "0",
     set_: SetOption = None,
@@ -87,14 +88,14 @@ def sweep(
         name, outcome = failed[0]
         raise RLTrainingError(
             f"{len(failed)} of {len(planned)} runs are not done; the first is {name}: "
-            f"{outcome.message}; the same command goes on with them"
+            f"{outcome.message}; the same command continues with them"
         )
 
 
 def tune(
     config: Annotated[str, typer.Option("--config", "-c", help="Preset or YAML file.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder; the same one again goes on there.")
+        Path, typer.Option("--output", "-o", help="Folder; the same folder again continues there.")
     ],
     search: Annotated[
         list[str],
@@ -102,7 +103,7 @@ def tune(
             help="What to search: learning_rate=1e-4..1e-2:log, batch_size=64,128. Repeatable."
         ),
     ],
-    trials: Annotated[int, typer.Option(help="How many, those of before included.")] = 20,
+    trials: Annotated[int, typer.Option(help="Number of trials, earlier ones included.")] = 20,
     seeds: Annotated[str, typer.Option(help="Seeds of every trial.")] = "0",
     held_out: Annotated[str, typer.Option(help="Seeds of the final figure.")] = "1000..1002",
     sampler: Annotated[str, typer.Option(help="tpe or random.")] = "tpe",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="zoo",
-    help="Trained policies of this repository: look, evaluate, record, verify, add.",
+    help="Trained policies of this repository: list, evaluate, record, verify, add.",
     no_args_is_help=True,
 )
 out = Console(soft_wrap=True, emoji=False)
@@ -30,13 +30,17 @@ ZooOption = Annotated[
         metavar="PATH",
     ),
 ]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Of the policy: sac-pendulum.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the policy: sac-pendulum.")
+]
 NamesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME]...", help="Of policies; all if none.", show_default=False),
+    typer.Argument(
+        metavar="[NAME]...", help="Names of policies; all by default.", show_default=False
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-EpisodesOption = Annotated[int, whole_option(help="How many episodes.", min=1)]
+EpisodesOption = Annotated[int, whole_option(help="Number of episodes.", min=1)]
 SeedOption = Annotated[int | None, whole_option(help="Seed of the start states.", min=0)]
 
 
@@ -126,7 +130,7 @@ def record(
 
 @app.command("verify")
 def verify(names: NamesArgument = None, zoo: ZooOption = None, as_json: JsonOption = False) -> None:
-    """Evaluate policies again and hold them against their cards; exits with 1 when one fails."""
+    """Evaluate policies again and compare them with their cards; exit code 1 if one fails."""
     from rl_training.experiment.zoo import find_zoo, read_zoo
 
     folder = find_zoo(zoo)
@@ -162,13 +166,13 @@ def add(
     ],
     zoo: ZooOption = None,
     name: Annotated[
-        str | None, typer.Option(help="Of the policy; method and task if not given.")
+        str | None, typer.Option(help="Name of the policy; method and task by default.")
     ] = None,
     episodes: Annotated[
-        int, whole_option(help="Of the evaluation; 0 leaves it for a later add.", min=0)
+        int, whole_option(help="Episodes of the evaluation; 0 leaves it for a later add.", min=0)
     ] = 100,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Take the place of a policy of that name.")
+        bool, typer.Option("--replace", help="Replace a policy of that name.")
     ] = False,
 ) -> None:
     """Put a run's last checkpoint into the zoo, evaluated on the CPU."""

@@ -121,7 +121,7 @@ class DiscountedReturns(Stateful):
         self.returns = torch.zeros(num_seeds, num_envs, dtype=torch.float64, device=device)
 
     def add(self, reward: Tensor, ended: Tensor, gamma: float, scale: ReturnScale) -> None:
-        """Go on by a step, R <- gamma R + r, show R to `scale`, and begin again where `ended`.
+        """Continue by a step, R <- gamma R + r, show R to `scale`, and begin again where `ended`.
 
         Args:
             reward: Of the step, `[S, n]`.

@@ -193,7 +193,7 @@ class AtariLives(gym.Wrapper[Array, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Array, dict[str, Any]]:
-        """Begin a game, or go on with the next life by an idle step."""
+        """Begin a game, or continue with the next life by an idle step."""
         obs: Array | None = None
         info: dict[str, Any] = {}
         over = self._game_over or seed is not None

@@ -17,8 +17,8 @@ may hold:
 
 - `action_mask: auto`, `info` or `off`: where the mask of allowed actions comes from.
 
-An observation that is no plain Box becomes a row of its parts (`envs/observing.py`).  `probe_env`
-checks on a throwaway instance that the result keeps Gymnasium's contract.
+An observation that is not a plain Box becomes a row of its parts (`envs/observing.py`).
+`probe_env` checks on a throwaway instance that the result keeps Gymnasium's contract.
 """
 
 from __future__ import annotations

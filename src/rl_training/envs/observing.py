@@ -1,7 +1,7 @@
 """Observations of several parts: what a space holds, and the wrapper that makes rows of them.
 
-A space that is no plain Box becomes an `ObservationSpec`: Dict and Tuple, nested at will, of Box,
-Discrete, MultiDiscrete and MultiBinary.  The mask of allowed actions, where the task tells one,
+A space that is not a plain Box becomes an `ObservationSpec`: Dict and Tuple, nested at will, of
+Box, Discrete, MultiDiscrete and MultiBinary.  The mask of allowed actions, where the task has one,
 becomes the last part.  Shapes: W entries of a row.
 """
 
@@ -25,7 +25,7 @@ MASK = "action_mask"
 METHOD = "action_masks"
 """Method of an environment that returns the mask."""
 OBSERVATION = "observation"
-"""Key of the task's own observation where the mask stands beside it."""
+"""Key of the task's own observation where the mask is beside it."""
 MOST_VALUES = 65_536
 """Values of a whole number, beyond which the table of its embedding costs too much."""
 MOST_ONE_HOT = 512

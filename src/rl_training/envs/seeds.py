@@ -208,7 +208,7 @@ class SeedVectorEnv:
             raise self._failure(error) from error
 
     def end(self, index: int) -> Step:
-        """Finish the step of a part, with arrays [S, its n, ...], while others go on."""
+        """Finish the step of a part, with arrays [S, its n, ...], while others continue."""
         assert self._in_parts is not None, "environments that are stepped all at once"
         try:
             transition = self._in_parts.end(index)
@@ -284,7 +284,7 @@ class SeedVectorEnv:
         )
 
     def snapshot(self) -> State:
-        """The state of all seeds as plain data; the environments go on undisturbed."""
+        """The state of all seeds as plain data; the environments continue undisturbed."""
         assert self._started, "reset before snapshot"
         try:
             parts = self.backend.snapshot()

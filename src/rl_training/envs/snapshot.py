@@ -55,7 +55,7 @@ MAX_REPLAY_ACTIONS = 20_000
 """Actions of one episode after which its log is given up; the level is then `restart`."""
 _MAX_REPLAY_ATTRIBUTE_BYTES = 2**20
 
-# What belongs to how an environment was made or is shown, not to where it stands.
+# What belongs to how an environment was made or is shown, not to its state.
 _SKIP = frozenset(
     {
         "env",
@@ -338,7 +338,7 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         return obs, reward, terminated, truncated, self._no_info
 
     def snapshot(self) -> State:
-        """The state as plain data; the environment goes on undisturbed."""
+        """The state as plain data; the environment continues undisturbed."""
         base = self.env.unwrapped
         state: State = {"family": self.family, "level": self.resume_level}
         if self._log is not None:
@@ -357,7 +357,7 @@ class SnapshotWrapper(gym.Wrapper[Any, Any, Any, Any]):
         """Continue from a snapshot.
 
         Returns:
-            None if the environment stands where it stood; otherwise why a new episode began
+            None if the environment is as it was; otherwise why a new episode began
             (`last_obs` is its first observation).
 
         Raises:

@@ -40,7 +40,7 @@ class RestoreReport:
     """What became of the environments when a snapshot was restored."""
 
     level: ResumeLevel
-    """`exact` or `replay`: all go on where they were; `restart`: those in `restarted` do not."""
+    """`exact` or `replay`: all continue where they were; `restart`: those in `restarted` do not."""
     restarted: list[int]
     """Indices of environments in which a new episode was begun, seed by seed: `s * n + i`."""
     messages: list[str]

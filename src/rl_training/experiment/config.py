@@ -60,7 +60,7 @@ class TrainConfig(Settings):
     grid: dict[str, Any] = Field(default_factory=dict)
     """Settings of the algorithm with a list of numbers each; all combinations run side by side."""
     from_checkpoint: str | None = None
-    """Run or checkpoint whose networks the run starts with; an offline method goes online then."""
+    """Run or checkpoint whose networks the run starts with; an offline method then goes online."""
     total_timesteps: PositiveInt = 100_000
     """Steps per seed: environment steps online, gradient steps offline."""
     output_dir: str = "runs"
@@ -89,20 +89,20 @@ class TrainConfig(Settings):
     and Atari games), one after another in this process (`sync`), one process each (`async`), or in
     actors of a Ray cluster (`ray`); `auto` takes `native` where it is bit-exact, else `sync`."""
     overlap: bool = False
-    """Choose each action before the updates of the step before it, so that environments step while
-    the accelerator updates: the policy that acts is one round of updates behind. Only for methods
-    that learn from a replay."""
+    """Choose each action before the updates of the step before it, so that environments step
+    while the accelerator updates: the acting policy is one round of updates behind. Only for
+    methods that learn from a replay."""
     eval_episodes: NonNegativeInt = 5
     """Episodes per evaluation; 0 never evaluates."""
     eval_deterministic: bool = True
-    """Evaluate the policy's best actions; false, the default of FQL, samples them, as far as the
-    policy is random."""
+    """Evaluate the policy's best actions; false, the default of FQL, samples them if the policy
+    is random."""
     log_interval: PositiveInt = 1_000
     """Steps between two lines of metrics."""
     checkpoint_interval: NonNegativeInt = 10_000
     """Steps between two checkpoints; 0 saves only at the end, on a signal, and at a new best."""
     checkpoint_minutes: PositiveFloat | None = None
-    """Save also when this many minutes have passed since the last checkpoint; null does not."""
+    """Also save when this many minutes have passed since the last checkpoint; null does not."""
     keep_checkpoints: PositiveInt = 3
     """Newest checkpoints kept, beside the best one."""
     tensorboard: bool = True
@@ -110,9 +110,9 @@ class TrainConfig(Settings):
     trackers: Texts = Field(
         default=(), json_schema_extra={"items": {"enum": list(TRACKERS)}, "uniqueItems": True}
     )
-    """Services that get the metrics too, each by the extra of its name: `wandb`, `mlflow`."""
+    """Services that also get the metrics, each with the extra of its name: `wandb`, `mlflow`."""
     tags: Texts = ()
-    """Words to find the run by."""
+    """Words to find the run again."""
     algo_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Settings of the algorithm; `rl-training describe <algo>` lists them."""
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -353,7 +353,7 @@ def _hint_for_setting(key: str, allowed: Collection[str]) -> str:
     if key in TrainConfig.model_fields:
         return f" but of TrainConfig; give {key} at the top level"
     if key == "online" and "dataset_kind" in allowed and "buffer_capacity" not in allowed:
-        return ": this method learns from recorded data alone and cannot go on online"
+        return ": this method learns from recorded data alone and cannot continue online"
     return hint_for(key, allowed)
 
 

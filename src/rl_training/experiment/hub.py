@@ -30,7 +30,7 @@ _REASONS = {
     "RemoteEntryNotFoundError": f"it has no {POLICY_FILE}, so it was not made by rl-training push",
     "LocalEntryNotFoundError": "the hub cannot be reached, and no copy is on this machine",
     "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set, and no copy is on this machine",
-    "LocalTokenNotFoundError": "nobody is logged in; `hf auth login` does so",
+    "LocalTokenNotFoundError": "not logged in; run `hf auth login`",
 }
 """What the hub's errors mean, by the names of their classes."""
 

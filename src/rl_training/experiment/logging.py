@@ -1,7 +1,7 @@
 """Metrics of a run as JSON lines, in TensorBoard files, and at the services that it names.
 
 A resumed run first cuts the JSON lines back to the length the checkpoint remembers, so that no step
-stands there twice and none is missing.  Where lines were lost it says so, and a line is never
+is there twice and none is missing.  Where lines were lost it says so, and a line is never
 continued by another.
 """
 
@@ -60,7 +60,7 @@ class MetricLogger:
                 "itself there"
             )
         if resume_offset and not self.path.exists():
-            self.note = f"{self.path} is missing: it begins again, after step {step}"
+            self.note = f"{self.path} is missing: it starts again after step {step}"
         with files.advise(f"opening {self.path}"):
             # Without a buffer, so that what a full disk refuses is not tried again on closing.
             self._file = io.FileIO(self.path, "a+")

@@ -50,7 +50,7 @@ def create_run_folder(
     Args:
         config: The run.
         run_suffix: Appended to the name of the folder.
-        continues: Checkpoint that the run goes on from; a `run_name` that is taken gets a number
+        continues: Checkpoint that the run continues from; a `run_name` that is taken gets a number
             then.
         parent: Where to make it; None takes the configuration's `output_dir`.
 

@@ -1,7 +1,7 @@
 """Services that get a run's metrics beside its own log: Weights & Biases, MLflow.
 
 One small interface; each service is imported when it is asked for.  A service that fails during a
-run is left out from then on, with a warning: it must not cost the run.  A run that is taken up
+run is left out from then on, with a warning: it must not cost the run.  A run that is resumed
 hands its log to the service again, and what the service has already is left out: it ends with every
 line once, whatever was lost on its side or sent after the checkpoint.
 """
@@ -53,7 +53,7 @@ class Tracker(Protocol):
 
 
 class Service(Tracker, Protocol):
-    """A tracker that outlives the process, so that a run taken up finds what it had sent."""
+    """A tracker that outlives the process, so that a resumed run finds what it had sent."""
 
     def has(self, name: str, step: int) -> bool:
         """Tell whether an earlier process of the run has sent this."""
@@ -80,7 +80,7 @@ class TrackedRun:
 
     @property
     def tags(self) -> list[str]:
-        """Words to find the run by."""
+        """Words to find the run again."""
         return list(self.config.get("tags", ()))
 
 
@@ -91,7 +91,7 @@ def trackers_for(
 
     Raises:
         RLTrainingError: When a new run's service cannot be opened; those opened before it are
-            closed.  A run that is taken up goes on without: its log is replayed the next time.
+            closed.  A run that is resumed continues without: its log is replayed the next time.
     """
     everyone: list[list[Tracker]] = []
     with ExitStack() as undo:
@@ -140,7 +140,7 @@ def open_trackers(names: Sequence[str], run: TrackedRun, *, is_new: bool = True)
                         "start its server, or leave it out by --set trackers=[]"
                     ) from None
                 logger.warning(
-                    "%s cannot be used here (%s); the run goes on without it",
+                    "%s cannot be used here (%s); the run continues without it",
                     name,
                     _one_line(error),
                 )
@@ -153,7 +153,7 @@ def _one_line(error: Exception) -> str:
 
 
 class WandbTracker:
-    """A run of Weights & Biases; taken up again, it is the same one.
+    """A run of Weights & Biases; resumed, it is the same one.
 
     Project, entity and mode come from its own variables (`WANDB_PROJECT`, `WANDB_MODE`, ...).
     """
@@ -196,7 +196,7 @@ class WandbTracker:
 
 
 class MlflowTracker:
-    """A run of MLflow; its id is kept in the run's folder, so that a resumed run goes on in it.
+    """A run of MLflow; its id is kept in the run's folder, so that a resumed run continues in it.
 
     The server comes from `MLFLOW_TRACKING_URI`, the experiment from `MLFLOW_EXPERIMENT_NAME`.
     """
@@ -304,7 +304,7 @@ class Guarded:
         except Exception as error:  # services raise whatever their networks raise
             self._broken = True
             logger.warning(
-                "%s failed (%s); the run goes on without it, its own log is whole",
+                "%s failed (%s); the run continues without it, its own log is whole",
                 self._name,
                 _one_line(error),
             )

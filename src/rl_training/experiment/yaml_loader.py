@@ -56,7 +56,7 @@ _Loader.add_implicit_resolver(
 
 @dataclass(frozen=True)
 class Document:
-    """Data of a YAML file and the line each key stands on."""
+    """Data of a YAML file and the line of each key."""
 
     data: dict[str, Any]
     lines: dict[Path_, int] = field(default_factory=dict)

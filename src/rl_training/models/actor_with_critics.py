@@ -118,7 +118,7 @@ class ActorWithCritics(nn.Module):
         Args:
             sizes: Hidden widths, outputs.
             rng: Source of the initial weights.
-            beside: Entries that stand beside an observation.
+            beside: Entries of inputs beside an observation.
             members: Axes of members.
             layer_norm: Normalise hidden layers.
         """

@@ -88,7 +88,7 @@ class DreamerSize:
     units: int
     """Layers of the heads, of actor and critic, and of the encoder of vectors."""
     depth: int
-    """Channels of convolutions, of which each has a multiple."""
+    """Channels of the convolutions; each layer has a multiple of it."""
     classes: int
     """Classes of each categorical variable of the stochastic state."""
     groups: int = 32
@@ -257,7 +257,7 @@ class ImageEncoder(nn.Module):
 
         Args:
             obs_shape: `[C, H, W]`.
-            depth: Channels of convolutions, of which each has a multiple.
+            depth: Channels of the convolutions; each layer has a multiple of it.
             rng: Source of the initial weights.
             scale: Factor on the pixels.
             kind: How an image is halved.
@@ -529,8 +529,8 @@ class PartsDecoder(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Predict `[S, B, P]` from `[S, B, F]`, in the units of `target`."""
-        found = [image(features).flatten(2) for image in self.images.values()]
-        return torch.cat(found if self.vector is None else [*found, self.vector(features)], -1)
+        images = [image(features).flatten(2) for image in self.images.values()]
+        return torch.cat(images if self.vector is None else [*images, self.vector(features)], -1)
 
     def target(self, obs: Tensor) -> Tensor:
         """Return what a prediction is compared with, `[..., P]` of rows `[..., W]`."""

@@ -2,7 +2,7 @@
 
 A layer without bias whose columns have norm 1 tells cosines, a learned vector scales them, and what
 leaves a block has norm 1 again.  So neither features nor weights grow during training, and the
-effective step size stays.  After each step of an optimizer `project` puts the columns back.
+effective learning rate stays.  After each step of an optimizer `project` puts the columns back.
 Shapes: S seeds, N members, B batch, D width, I inputs, O outputs, A action, K bins.
 """
 
@@ -120,7 +120,7 @@ class HypersphereNet(nn.Module):
             outputs: Numbers that each head tells.
             rng: Source of the initial weights; its number of seeds is S.
             members: Axes of members.
-            heads: Independent heads on the same features, whose outputs stand side by side.
+            heads: Independent heads on the same features, whose outputs are concatenated.
         """
         super().__init__()
         width, blocks = widths[0], len(widths)
@@ -191,7 +191,7 @@ class SimbaV2Model(MLPSACModel):
             hidden_sizes: One number per block of networks that have none of their own.
             num_bins: Atoms of a return's distribution, K.
             value_range: Largest return that the atoms reach.
-            encoder: Not to be had: observations lie on the sphere as they are.
+            encoder: Always None: observations are put on the sphere as they are.
             rng: Source of the initial weights; its number of seeds is S.
             **options: As for `ActorWithCritics`.
         """

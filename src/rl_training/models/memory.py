@@ -138,13 +138,13 @@ class Memory(nn.Module):
         share: Tensor = self.from_input(x.flatten(1, 2)).to(memory.dtype)
         keep = (~is_first).to(memory.dtype).unsqueeze(-1)
         inputs = (share.view(seeds, batch, steps, -1), keep)
-        found = scan(
+        outputs = scan(
             Remember(self.kind),
             tuple(part.contiguous() for part in memory.chunk(self._parts, -1)),
             tuple(part.permute(2, 0, 1, 3) for part in inputs),
             (self._weight(),),
         )
-        return torch.cat(found.states, -1).permute(1, 2, 0, 3)
+        return torch.cat(outputs.states, -1).permute(1, 2, 0, 3)
 
 
 class Recurrent:

@@ -8,8 +8,8 @@ Shapes: S seeds, M members, E members in use, B batch, D observation, A action, 
 network, O outputs: D, and 1 for the reward where that is learned.
 
 Deviations: targets are standardised too, and the bounds of the log-variance are in those units, so
-that one scale of the weights, one step size and one pair of bounds suit every output; what goes in
-and comes out is in the units of the data.  New statistics leave the function as it was: the first
+that one scale of the weights, one learning rate and one pair of bounds suit every output; inputs
+and outputs are in the units of the data.  New statistics leave the function as it was: the first
 and the last layer are re-expressed.  Every member has bounds of its own, where the authors' code
 shares them, so that a member's best snapshot is complete.
 """
@@ -379,7 +379,7 @@ class MLPMOPOEnsembleModel(nn.Module):
             action_dim: Length of an action, in learner units.
             hidden_sizes: Widths of the hidden layers.
             num_ensembles: Members M.
-            num_elites: Members that roll-outs draw from, those of least hold-out error once
+            num_elites: Members that rollouts draw from, those of least hold-out error once
                 fitted; None is 5, or all of fewer.
             learn_logvar_bounds: Learn the bounds of the log-variance; otherwise they stay.
             learn_terminations: Add a head for the end of the episode.
@@ -430,11 +430,11 @@ class MLPMOPOEnsembleModel(nn.Module):
             self.register_buffer(f"{name}_scale", torch.ones(shape, device=rng.device))
         self.register_buffer("fitted", torch.zeros(self.num_seeds, device=rng.device))
         """1 for seeds whose weights were learned under their statistics, `[S]`."""
-        seen = torch.ones(sizes[0], device=rng.device)
-        seen[[*self.hidden, *self.angles]] = 0
+        is_shown = torch.ones(sizes[0], device=rng.device)
+        is_shown[[*self.hidden, *self.angles]] = 0
         keeps = torch.ones(obs_dim, device=rng.device)
         keeps[list(self.no_delta)] = 0
-        self.seen = seen
+        self.seen = is_shown
         """0 for inputs that the networks are not shown, `[I]`; no buffer, as it follows from the
         arguments."""
         self.keeps = keeps
@@ -523,7 +523,7 @@ class MLPMOPOEnsembleModel(nn.Module):
         """Read an ensemble that `save` has written.
 
         Raises:
-            CheckpointError: For a file that is no such ensemble.
+            CheckpointError: For a file that does not hold such an ensemble.
         """
         try:
             with safe_open(path, "pt", str(device)) as file:
@@ -544,7 +544,7 @@ class MLPMOPOEnsembleModel(nn.Module):
     def members(self, index: Tensor | None = None) -> Members:
         """Return all members, or those of `index` `[S, E]`, ready to run.
 
-        With an index the weights are copied, so take them once per roll-out, not once per step.
+        With an index the weights are copied, so take them once per rollout, not once per step.
         """
         layers = [layer for layer in self.layers if isinstance(layer, StackedLinear)]
         operands = [layer.operands() for layer in layers]

@@ -19,7 +19,7 @@ from rl_training.rng import Rng
 class MLPPolicyModel(nn.Module):
     """Policy with orthogonal weights, for S seeds, on observations or an encoder's features.
 
-    Everything but `embed` takes embedded observations, which vectors are as they stand, and, where
+    Everything but `embed` takes embedded observations, which vectors are already, and, where
     the task says which actions are allowed, that mask `[S, B, A]`.
     """
 

@@ -98,7 +98,7 @@ class StackedEncoder(nn.Module):
 
 
 class EncodedMLP(nn.Module):
-    """An encoder, and layers that read its features with whatever stands beside them."""
+    """An encoder, and layers that read its features together with other inputs."""
 
     def __init__(self, encoder: nn.Module, layers: StackedMLP) -> None:
         super().__init__()

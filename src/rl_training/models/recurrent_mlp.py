@@ -44,7 +44,7 @@ class RecurrentMLP(Recurrent, EncodedMLP):
             rng: Source of the initial weights; its number of seeds is S.
             memory: `gru` or `lstm`.
             memory_size: H.
-            beside: Entries that stand beside what is remembered.
+            beside: Entries of inputs beside what is remembered.
             **options: As for `StackedMLP`.
         """
         inputs = obs_dim if encoder is None else encoder.embedding_dim

@@ -175,7 +175,7 @@ class GaussianLatent:
 
 
 class RSSMState(NamedTuple):
-    """Where the model stands: h `[..., D]` and z `[..., Z]`."""
+    """The state of the model: h `[..., D]` and z `[..., Z]`."""
 
     deter: Tensor
     latent: Tensor
@@ -292,9 +292,9 @@ def recur(deter: Tensor, latent: Tensor, acted: Tensor, weights: RecurrentWeight
     return torch.lerp(deter, change, torch.sigmoid(update - 1))
 
 
-def believe(deter: Tensor, seen: Tensor, weights: PosteriorWeights) -> Tensor:
+def believe(deter: Tensor, observed: Tensor, weights: PosteriorWeights) -> Tensor:
     """Return raw outputs of q(z | h, x) from h and the share of an observation, `[S, B, P]`."""
-    x = activated(torch.bmm(deter.to(weights.deter.dtype), weights.deter) + seen, weights.scale)
+    x = activated(torch.bmm(deter.to(weights.deter.dtype), weights.deter) + observed, weights.scale)
     return affine(x, weights.output, weights.output_bias).to(x.dtype)
 
 
@@ -319,11 +319,11 @@ class Observe:
         self, state: Tensors, inputs: Tensors, weights: Tensors
     ) -> tuple[Tensors, Tensors]:
         """See `Step`."""
-        (deter, latent), (acted, seen, keep, noise) = state, inputs
+        (deter, latent), (acted, observed, keep, noise) = state, inputs
         count = len(RecurrentWeights._fields)
         own, belief = RecurrentWeights(*weights[:count]), PosteriorWeights(*weights[count:])
         deter = recur(deter * keep, latent * keep, acted, own)
-        raw = believe(deter, seen, belief)
+        raw = believe(deter, observed, belief)
         return (deter, self.latent.sample(raw, noise)), (raw,)
 
 
@@ -435,17 +435,19 @@ class RSSM(nn.Module):
         recurrent, acting = self.recurrent_weights()
         belief, seeing = self.posterior_weights()
         acted = action_share(time_rows(action * keep), acting).view(seeds, steps, batch, -1)
-        seen = affine(time_rows(embedding), *seeing).view(seeds, steps, batch, -1)
+        observed = affine(time_rows(embedding), *seeing).view(seeds, steps, batch, -1)
         if start is None:
             start = self.initial(seeds, batch, embedding.device)
-        inputs = (acted, seen, *(part.transpose(1, 2) for part in (keep, noise)))
-        found = scan(
+        inputs = (acted, observed, *(part.transpose(1, 2) for part in (keep, noise)))
+        outputs = scan(
             Observe(self.latent),
             tuple(start),
             tuple(part.transpose(0, 1) for part in inputs),
             (*recurrent, *belief),
         )
-        deter, latent, raw = (part.permute(1, 2, 0, 3) for part in (*found.states, *found.outputs))
+        deter, latent, raw = (
+            part.permute(1, 2, 0, 3) for part in (*outputs.states, *outputs.outputs)
+        )
         prior: Tensor = self.prior(deter.flatten(1, 2)).view(seeds, batch, steps, -1)
         return RSSMSequence(RSSMState(deter, latent), raw, prior)
 

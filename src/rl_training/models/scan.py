@@ -216,7 +216,7 @@ _noted = threading.local()
 
 @contextmanager
 def _only_noted() -> Iterator[None]:
-    """Run a step operation by operation: a call that is traced is no reason to compile it yet."""
+    """Run a step operation by operation: a traced call is not yet a reason to compile it."""
     _noted.now = True
     try:
         yield

@@ -54,8 +54,8 @@ def evaluate_offline(
         checkpoint: Checkpoint folder, run folder, saved file, or an agent that is loaded.
         dataset: Transitions of the same task: a dataset, a file, or a Minari id.
         stochastic: Evaluate the policy that samples instead of the one that takes its best action.
-        device: Where networks and data lie; a loaded agent brings its own.
-        best: Take the run's best checkpoint instead of the newest.
+        device: Device of networks and data; a loaded agent has its own.
+        best: Use the run's best checkpoint instead of the newest.
         on_progress: Called now and then with the updates done and their number.
         warn: Called with a sentence about anything worth knowing.
         **settings: Fields of `FQEConfig`.
@@ -93,7 +93,7 @@ def rank_offline(
         checkpoints: At least one, each as `evaluate_offline` takes it.
         dataset: As `evaluate_offline` takes it; read once.
         stochastic: As in `evaluate_offline`, like all that follow.
-        device: Where networks and data lie.
+        device: Device of networks and data.
         best: Take the best checkpoint of each run.
         on_progress: Called with the updates done and their number, over all checkpoints.
         warn: Called with a sentence about anything worth knowing.

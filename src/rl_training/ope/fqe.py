@@ -4,7 +4,7 @@ Regresses Q(s, a) on r + gamma Q-(s', pi(s')) over recorded transitions, for a p
 fixed: the value of pi, without an environment.  The seed axis holds the members of a bootstrap.
 
 Deviations: the target network follows by Polyak averaging instead of being copied after each full
-    regression, and the estimate is read from it; the step size falls linearly to zero; hidden
+    regression, and the estimate is read from it; the learning rate falls linearly to zero; hidden
     layers are normalised; outputs are in units of the data's own returns; the level of Q, the part
     that all states share, is solved for instead of being iterated (`level`).
 
@@ -55,7 +55,7 @@ class FQEConfig(Settings):
     use_layer_norm: bool = True
     """Normalise hidden layers, which bounds Q at actions the data lacks (arXiv:2302.02948, 4.2)."""
     learning_rate: PositiveFloat = 1e-3
-    """Adam step size at the start; it falls linearly to zero."""
+    """Adam learning rate at the start; it falls linearly to zero."""
     tau: Annotated[float, Field(gt=0, le=1)] = 0.05
     """Share of the network that its target takes on per gradient step."""
     seed: Seed = 0

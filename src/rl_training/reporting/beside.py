@@ -61,7 +61,7 @@ def read_curves(path: Path, metric: str | None = None) -> Curves:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise DataError(f"{path} is not a CSV file: it holds bytes that are no text") from None
+        raise DataError(f"{path} is not a CSV file: it holds bytes that are not text") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror})") from None
     if not text.strip():

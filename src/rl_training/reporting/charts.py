@@ -177,7 +177,7 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     if low == high:
         low, high = padded([low])
     raw = (high - low) / max(count - 1, 1)
-    power = 10.0 ** max(math.floor(math.log10(raw)), -300)  # below, powers of ten are no numbers
+    power = 10.0 ** max(math.floor(math.log10(raw)), -300)  # below, powers of ten are not numbers
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
@@ -269,7 +269,7 @@ def _data(lines: Sequence[Line], size: Size) -> str:
 
 
 def swatch(number: int) -> Markup:
-    """Draw the short line that stands for a method."""
+    """Draw the short line that represents a method."""
     dash = DASHES[number // COLORS % len(DASHES)]
     style = Markup(' stroke-dasharray="{}"').format(dash) if dash else ""
     return Markup(

@@ -1,7 +1,7 @@
 """Finds runs on disk and puts those together that differ in their seed alone.
 
 A *method* is a configuration without its seed; a *task* is an environment with its keywords.  Only
-logs and descriptions are read, so a run may still be going on.
+logs and descriptions are read, so a run may still be running.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Run:
 
     @cached_property
     def clock(self) -> dict[int, float]:
-        """Seconds of training by step; those of a run that was taken up again are added up."""
+        """Seconds of training by step; those of a run that was resumed are added up."""
         before, last, clock = 0.0, 0.0, {}
         for step, seconds in self.series("train", "time/elapsed_seconds").items():
             if seconds < last:
@@ -294,7 +294,7 @@ def short_key(name: str) -> str:
 
 
 FOLDERS = re.compile(r"(?<![\w:/.~…-])/(?:[^\s/'\"`,;:()<>|]+/)+(?=[^\s/])")
-"""What stands before the last name of an absolute path."""
+"""What is before the last name of an absolute path."""
 
 
 def without_folders(text: str) -> str:

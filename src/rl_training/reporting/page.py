@@ -41,7 +41,7 @@ MOST_VIDEO_BYTES = 20 * 2**20
 FEW_SEEDS = 5
 """Below so many seeds an interval says little."""
 HIDDEN_METRICS = frozenset({"gradient_steps", "rollout/episodes", "time/elapsed_seconds"})
-HEALTH_KINDS = {"model": "fit of the model", "imagined": "imagined roll-outs"}
+HEALTH_KINDS = {"model": "fit of the model", "imagined": "imagined rollouts"}
 NOTHING = "-"
 MODEL_PARTS = "world model (real, reconstructed, predicted without looking, prediction less real), "
 MEDIA = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
@@ -76,7 +76,7 @@ def write_report(tasks: Sequence[Task], target: Path, title: str) -> Path:
     html = render(tasks, title, target.parent)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # A title from the command line may hold bytes that are no text.
+        # A title from the command line may hold bytes that are not text.
         target.write_text(html, encoding="utf-8", errors="replace")
     except OSError as error:
         raise DataError(

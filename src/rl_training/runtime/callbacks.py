@@ -1,8 +1,8 @@
 """Who may stop a run or change its course: callbacks, early stopping, signals.
 
-Callbacks observe a run, and may ask it to stop, save, evaluate or learn more slowly.  What they ask
-for is done at the end of the pass in which they ask, in the run's fixed order.  A callback cannot
-change a parameter: the learner that it sees is a view.
+Callbacks observe a run, and may ask it to stop, save, evaluate or change its learning rate.  Each
+request is carried out at the end of the pass in which it is made, in the run's fixed order.  A
+callback cannot change a parameter: the learner that it sees is a view.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class LearnerView:
-    """What a callback sees of the learner; nothing that it gives out is the learner's own."""
+    """What a callback sees of the learner; everything it returns is a copy."""
 
     def __init__(self, learner: AnyLearner) -> None:
         self._learner = learner
@@ -67,14 +67,14 @@ class TrainerState:
     total_timesteps: int
     step: int = 0
     start_step: int = 0
-    """Step at which this process took the run up: 0, or where it resumed."""
+    """Step at which this process started: 0, or where it resumed."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Latest value of every metric, averaged over seeds."""
     stop_reason: str | None = None
     learner: LearnerView | None = None
     """The learner, to look at; None before the run begins."""
     learning_rate_factor: float = 1.0
-    """What learning rates are multiplied by, beside their schedule; part of the checkpoint."""
+    """Factor on all learning rates, besides their schedule; part of the checkpoint."""
     wants_save: bool = False
     wants_evaluation: bool = False
     to_log: dict[str, float] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class TrainerState:
         self.wants_evaluation = True
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply every learning rate by `factor` from the next update on, beside its schedule.
+        """Multiply every learning rate by `factor`, besides its schedule, from the next update on.
 
         Raises:
             ConfigError: When the factor is not a number above 0.
@@ -110,7 +110,7 @@ class Callback:
     """Base of callbacks; override what you need."""
 
     def on_start(self, state: TrainerState) -> None:
-        """The run begins or is taken up again."""
+        """The run starts or is resumed."""
 
     def on_step(self, state: TrainerState) -> None:
         """One pass of the loop is done; called often, so be quick."""
@@ -125,7 +125,7 @@ class Callback:
         """A checkpoint was written, one folder per seed."""
 
     def on_message(self, state: TrainerState, text: str) -> None:
-        """Something a person should know happened."""
+        """Called with a message for the user."""
 
     def on_end(self, state: TrainerState) -> None:
         """The run is over, finished or stopped."""
@@ -190,13 +190,13 @@ class StopOnReturn(Callback):
 
 
 class SaveEvery(Callback):
-    """Asks for a checkpoint every so many steps, beside those of `checkpoint_interval`."""
+    """Asks for a checkpoint every `steps` steps, besides those of `checkpoint_interval`."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self._next = steps, steps
 
     def on_start(self, state: TrainerState) -> None:
-        """Begin to count at the run's step."""
+        """Start counting at the run's step."""
         self._next = (state.step // self.steps + 1) * self.steps
 
     def on_step(self, state: TrainerState) -> None:

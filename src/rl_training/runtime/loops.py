@@ -256,7 +256,7 @@ def gather_in_turns(collector: Collector, runner: RolloutRunner, num_steps: int)
 
     The policy is always given all environments, those of the other part as they were seen last,
     and the actions of one part are taken. So each action is what it is when all are stepped at
-    once, bit by bit, and only the order of the work differs.
+    once, bit-exactly, and only the order of the work differs.
     """
     learner, parts = runner.learner, collector.envs.parts
     actions: list[list[NDArray[Any]]] = [[] for _ in parts]

@@ -243,7 +243,7 @@ class Session:
     def _start_or_take_up(
         self, start: Callable[[], None], see_data: Callable[[], None]
     ) -> list[str]:
-        """Begin a new run, or go on after its checkpoints; returns messages."""
+        """Begin a new run, or continue after its checkpoints; returns messages."""
         if self._restore_from:
             return self._saver.take_up(self._restore_from, self._continues)
         start()
@@ -258,7 +258,7 @@ class Session:
         if self.step >= self.total:
             messages.append(
                 f"the run is complete at step {self.step}; give it a larger total_timesteps to "
-                "go on"
+                "continue"
             )
         if self._resume_level() == "restart":
             messages.append(
@@ -353,7 +353,7 @@ class Session:
     def pause(self, due: bool = False) -> None:
         """Save when that is due, and leave when a signal asks for it.
 
-        Long work at the beginning of a pass calls this too; taken up there, it must know from its
+        Long work at the beginning of a pass calls this too; resumed there, it must know from its
         own state how far it was.
         """
         interrupted = self._signals.received is not None

@@ -85,7 +85,7 @@ def train(
         TrainingInterrupted: When a signal stopped the run; it is saved and can be resumed.
     """
     given = config.from_checkpoint if from_checkpoint is None else from_checkpoint
-    if given is not None:  # absolute, so that the run can be taken up from anywhere
+    if given is not None:  # absolute, so that the run can be resumed from anywhere
         place = fetched(given) if is_hub_name(given) else Path(given)
         config = config.replace(from_checkpoint=str(place.expanduser().resolve()))
     return _run(config, new_run(config, run_suffix), callbacks, stop_at=stop_at)
@@ -107,7 +107,7 @@ def continue_elsewhere(
     loaded: Sequence[LoadedCheckpoint],
     callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
-    """Go on from checkpoints, one per seed, in a new folder; `path` is where they were given."""
+    """Continue from checkpoints, one per seed, in a new folder; `path` is where they were given."""
     folder = new_run(config, continues=path)
     return _run(config, folder, callbacks, loaded, continues=path)
 

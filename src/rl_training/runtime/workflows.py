@@ -371,17 +371,17 @@ def resume_training(
     callbacks: Sequence[Callback] = (),
     warn: Warn | None = None,
 ) -> TrainResult:
-    """Take a run up again and train to its end.
+    """Resume a run and train to its end.
 
-    A run goes on in its own folder. A checkpoint that is not in the `checkpoints` folder of its own
-    run, a copy, goes on in a new run, and nothing else is changed.
+    A run continues in its own folder. A copy of a checkpoint, one outside the `checkpoints` folder
+    of its run, continues in a new run and changes nothing else.
 
     Args:
         path: A checkpoint folder, a run folder (its newest good checkpoint is used), or the folder
             of a group (the newest step that all members have).
         total_timesteps: New end of the run; schedules keep their plan and stay at their end beyond
             it.
-        output_dir: Go on in a new run, whose folder is made here; None does so for copies alone,
+        output_dir: Continue in a new run, whose folder is made here; None does so for copies alone,
             in `runs`.
         threads: New number of CPU threads; None keeps that of the run, on which its last bits
             depend.

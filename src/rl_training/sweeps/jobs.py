@@ -1,4 +1,4 @@
-"""A job is one ordinary run, described by a file; doing it again goes on where it stopped.
+"""A job is one ordinary run, described by a file; doing it again continues where it stopped.
 
 `jobs/NAME.yaml` is the whole description and `NAME/outcome.json` says that it is done.  Whoever
 does a job, on whatever machine shares the folder, needs nothing else, so that a job may be repeated
@@ -39,7 +39,7 @@ class Outcome(StrictModel):
     """How a job ended."""
 
     state: Literal["done", "stopped", "interrupted", "failed"]
-    """`stopped`: ended early because somebody asked; `interrupted`: saved, wants to go on."""
+    """`stopped`: ended early because somebody asked; `interrupted`: saved, wants to continue."""
     metrics: dict[str, float | None] = Field(default_factory=dict)
     message: str = ""
     """Of a failure."""

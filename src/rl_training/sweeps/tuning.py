@@ -2,8 +2,8 @@
 
 A trial is one job; its seeds are trained side by side.  Optuna lives in this process alone: it
 reads evaluations from the runs' logs and asks hopeless runs to stop.  The study is a database file
-in its folder, and the sampler of trial n is seeded by n, so that a study that was killed and taken
-up goes on as it would have.
+in its folder, and the sampler of trial n is seeded by n, so that a study that was killed and
+resumed continues as it would have.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Tuner:
         """
         running = self._unfinished()
         for trial in running:
-            self._say(f"trial {trial.number} was under way: it goes on")
+            self._say(f"trial {trial.number} was under way: it continues")
             runner.start(trial.job)
         while running or len(self.study.get_trials(deepcopy=False)) < self.plan.trials:
             while (
@@ -203,12 +203,12 @@ class Tuner:
         return self._conclude(runner)
 
     def _unfinished(self) -> list[_Trial]:
-        """Return the trials that a killed process left behind, to be taken up."""
+        """Return the trials that a killed process left behind, to be resumed."""
         state = self.optuna.trial.TrialState.RUNNING
         found = []
         for frozen in self.study.get_trials(deepcopy=False, states=(state,)):
             if len(frozen.params) < len(self.dimensions):
-                # Killed while it was asked for: it has no settings to go on with.
+                # Killed while it was asked for: it has no settings to continue with.
                 self.study.tell(frozen.number, state=self.optuna.trial.TrialState.FAIL)
                 continue
             point = {d.key: d.text_of(frozen.params[d.key]) for d in self.dimensions}

@@ -234,7 +234,7 @@ class Parts(gym.Env[dict[str, Any], Any]):
         return {"time": self._time, "mask": self._mask.copy()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from there."""
         self._time, self._mask = state["time"], state["mask"].copy()
 
 
@@ -279,7 +279,7 @@ class Switches(gym.Env[Any, Any]):
         return {"wanted": self._wanted.copy()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from there."""
         self._wanted = state["wanted"].copy()
 
 
@@ -502,7 +502,7 @@ def varying_values(algo: str, name: str, count: int) -> tuple[float, ...]:
 
 
 def rate_name(algo: str) -> str:
-    """Return the setting that holds the step size of the first optimizer."""
+    """Return the setting that holds the learning rate of the first optimizer."""
     settings = get_algorithm_spec(algo).config_class
     names = (
         "learning_rate",

@@ -88,7 +88,7 @@ def test_metrics_are_finite_and_exactly_the_declared_ones(algo: str, task: str) 
 
 @pytest.mark.parametrize("algo", names_under_test())
 def test_log_lines_may_follow_any_number_of_updates(algo: str) -> None:
-    """Windows that end where the recorder has just folded, or that hold nothing, are no exception.
+    """Windows that end where the recorder has just folded, or that hold nothing, too.
 
     Each window is recorded update by update, as rows of a compiled block, and both ways with a
     checkpoint in the middle and at the end.

@@ -1,4 +1,4 @@
-"""The contract of going on online, for every offline algorithm that may."""
+"""The contract of continuing online, for every offline algorithm that may."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ def _writer_maker() -> Any:
         try:
             yield writer.append_data
         except BaseException:
-            # By itself it would not close then, and ffmpeg would go on writing its file.
+            # By itself it would not close then, and ffmpeg would continue writing its file.
             with suppress(Exception):
                 writer.close()
             raise

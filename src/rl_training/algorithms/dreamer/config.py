@@ -50,25 +50,25 @@ class DreamerConfig(AlgoConfig):
     buffer_capacity: Annotated[int, Field(ge=2, le=LARGEST_INT), Whole] = 200_000
     """Steps kept; the oldest are overwritten."""
     world_model_learning_rate: PositiveFloat = 4e-5
-    """Step size of the world model; where this and the following two are the same, the optimizers
-    do what a single one would."""
+    """Learning rate of the world model; where this and the following two are the same, the
+    optimizers do what a single one would."""
     actor_learning_rate: PositiveFloat = 4e-5
-    """Step size of the policy."""
+    """Learning rate of the policy."""
     critic_learning_rate: PositiveFloat = 4e-5
-    """Step size of the value."""
+    """Learning rate of the value."""
     optimizer: OptimizerChoice = Field(default=OptimizerSettings(type="laprop"))
     """Optimizer of the networks: a name, or a mapping `{type: adam, eps: 1.0e-8}`."""
     adam_epsilon: PositiveFloat = 1e-20
     """What the optimizer adds to the root of the mean squared gradient before it divides by it."""
     warmup_updates: NonNegativeInt = 1_000
-    """Updates over which the step sizes grow from 0."""
+    """Updates over which the learning rates grow from 0."""
     adaptive_clip: PositiveFloat = 0.3
     """Largest gradient of a tensor as a share of the tensor's norm."""
     size: SizeName = "12m"
     """Widths of the networks: `tiny` for a CPU, the others are the authors' by their number of
-    weights; the following change single ones."""
+    weights; the following settings change single widths."""
     deter_size: PositiveInt | None = None
-    """Width of the recurrent state; null goes by `size`, here and below."""
+    """Width of the recurrent state; null is set by `size`, here and below."""
     model_hidden_size: PositiveInt | None = None
     """Width of the layers inside the recurrent model."""
     units: PositiveInt | None = None
@@ -80,12 +80,12 @@ class DreamerConfig(AlgoConfig):
     prior_layers: LayerCount | None = None
     """Hidden layers of the prior."""
     recurrent_blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS)] | None = None
-    """Parts into which the large products of the recurrent model are cut; 1 is a plain GRU."""
+    """Blocks of the recurrent model's large products; 1 is a plain GRU."""
     cnn_depth: PositiveInt | None = None
-    """Channels of convolutions, of which each has a multiple."""
+    """Channels of the convolutions; each layer has a multiple of it."""
     convolutions: ConvKind | None = None
     """How images are halved: `pooled` (kernel 5, maximum over 2 x 2), or `strided` (kernel 4,
-    stride 2), which is a tenth of the work."""
+    stride 2), which takes a tenth of the compute."""
     latent_groups: PositiveInt | None = None
     """Categorical variables of the stochastic state."""
     latent_classes: Annotated[int, Field(ge=2, le=LARGEST_INT), Whole] | None = None
@@ -103,27 +103,28 @@ class DreamerConfig(AlgoConfig):
     representation_scale: NonNegativeFloat = 0.1
     """Weight of the divergence that teaches the posterior."""
     discounted_continuation: bool = True
-    """Let the head for continuation predict the discount too, `gamma` where an episode goes on."""
+    """Let the continuation head predict the discount too: `gamma` where an episode continues."""
     imagination_horizon: PositiveInt = 15
     """Steps imagined from every state of a batch."""
     return_lambda: Fraction = 0.95
-    """Trace of the returns; 0 bootstraps after one step, 1 at the horizon alone."""
+    """Lambda of the returns; 0 bootstraps after one step, 1 only at the horizon."""
     entropy_coef: NonNegativeFloat = 3e-4
     """Weight of the policy's entropy."""
     entropy_coef_schedule: LRSchedule = Field(default=LRSchedule())
-    """Schedule of `entropy_coef`: a factor, as that of learning rates."""
+    """Schedule of `entropy_coef`: a factor, like that of learning rates."""
     return_range_rate: Fraction = 0.01
     """Share of the newest returns in the range that advantages are divided by."""
     target_critic_rate: Fraction = 0.02
-    """Share of the critic in its average per update; predictions are drawn towards those of it."""
+    """Share of the critic in its average per update; predictions are pulled towards those of
+    the average."""
     target_critic_scale: NonNegativeFloat = 1.0
     """Weight of that pull."""
     replay_value_scale: NonNegativeFloat = 0.3
     """Weight of the critic's loss on returns with real rewards; it teaches the world model too."""
 
     watch_model: bool = True
-    """Predict real sequences without sight at every evaluation: errors in the log, and a video of
-    images in the run's folder `videos`."""
+    """Predict real sequences from their actions alone at every evaluation: errors in the log,
+    and for images a video in the run's folder `videos`."""
 
     @model_validator(mode="after")
     def _bins_have_a_middle(self) -> DreamerConfig:

@@ -59,11 +59,11 @@ def open_loop(
         left = keep[:, :, step]
         before = RSSMState(state.deter * left, state.latent * left)
         taken = action[:, :, step] * left
-        seen = model.rssm.observe_step(before, taken, embedding[:, :, step], noise[:, :, step])
+        observed = model.rssm.observe_step(before, taken, embedding[:, :, step], noise[:, :, step])
         guessed = model.rssm.imagine_step(before, taken, noise[:, :, step])
         looks = batch.is_first[:, :, step] | (step < context)
-        latent = torch.where(looks.unsqueeze(-1), seen.latent, guessed.latent)
-        state = RSSMState(seen.deter, latent)
+        latent = torch.where(looks.unsqueeze(-1), observed.latent, guessed.latent)
+        state = RSSMState(observed.deter, latent)
         count = torch.where(looks, torch.zeros_like(count), count + 1)
         features.append(state.features)
         blind.append(count)
@@ -75,14 +75,14 @@ def open_loop(
     return OpenLoop(real, reconstructed, predicted, torch.stack(blind, 2))
 
 
-def open_loop_errors(found: OpenLoop) -> tuple[Tensor, Tensor]:
+def open_loop_errors(loop: OpenLoop) -> tuple[Tensor, Tensor]:
     """Return the mean squared error after each number of blind steps from 0 on, and their number.
 
     Returns:
         Errors `[S, T]`, 0 where there is nothing to compare, and of how many steps each is.
     """
-    error = (found.predicted - found.real).square().flatten(3).mean(-1)  # [S, B, T]
-    numbers = torch.arange(found.real.shape[2], device=error.device)
-    chosen = (found.blind.unsqueeze(-1) == numbers).to(error.dtype)  # [S, B, T, T]
+    error = (loop.predicted - loop.real).square().flatten(3).mean(-1)  # [S, B, T]
+    numbers = torch.arange(loop.real.shape[2], device=error.device)
+    chosen = (loop.blind.unsqueeze(-1) == numbers).to(error.dtype)  # [S, B, T, T]
     counts = chosen.sum((1, 2))
     return (error.unsqueeze(-1) * chosen).sum((1, 2)) / counts.clamp(min=1), counts

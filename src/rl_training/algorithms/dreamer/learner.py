@@ -7,7 +7,7 @@ Shapes: S seeds, n environments, B sequences, T steps, N = B T starts, H horizon
 F features, K bins, D deterministic, Z stochastic.
 
 Networks, sizes, losses and optimizer are those of the authors' code of 2024.  Their one optimizer
-is three of the same step size here: LaProp is element-wise and clips tensor by tensor.
+is three of the same learning rate here: LaProp is element-wise and clips tensor by tensor.
 
 Deviations, with reasons in docs/algorithms/dreamer.md: beliefs that sequences begin with come from
     learning, not from acting; the policy over discrete actions has the paper's uniform share;
@@ -141,13 +141,13 @@ def imagine(
     rows = first.deter.shape[1]
     acting = actor.draw_noise(rng, horizon, rows)
     latent = model.rssm.latent.draw_noise(rng, horizon, rows)
-    found = follow_policy(model.rssm, actor, first, acting, latent)
-    later = torch.cat(found.states, -1)  # [H, S, N, F]
+    path = follow_policy(model.rssm, actor, first, acting, latent)
+    later = torch.cat(path.states, -1)  # [H, S, N, F]
     every = torch.cat((first.features.unsqueeze(0), later)).transpose(0, 1)  # [S, H + 1, N, F]
     flat, shape = every.flatten(1, 2), every.shape[:3]
     known = 1 - terminated.flatten(1).unsqueeze(1).to(every.dtype)
     continues = torch.cat((known, model.continuation(flat).view(shape)[:, 1:]), 1)
-    action = found.outputs[0].transpose(0, 1)
+    action = path.outputs[0].transpose(0, 1)
     return Dream(every, action, model.reward(flat).view(shape), continues)
 
 
@@ -204,18 +204,18 @@ class Dreamer(Learner[SequenceBatch]):
         """Take one gradient step of all networks."""
         action = encode_action(batch.action, self.actor)
         start = None if batch.start is None else self.world_model.rssm.state_of(batch.start)
-        seen = self.world_model.observe(batch.obs, action, batch.is_first, self.rng, start)
-        model_loss, metrics = self.model_loss(batch, seen)
+        observed = self.world_model.observe(batch.obs, action, batch.is_first, self.rng, start)
+        model_loss, metrics = self.model_loss(batch, observed)
         dream = imagine(
             self.world_model,
             self.actor,
-            seen.state.detach(),
+            observed.state.detach(),
             batch.terminated,
             horizon=self.config.imagination_horizon,
             rng=self.rng,
         )
-        policy_loss, value_loss, returns, found = self.behaviour_losses(dream)
-        replay_loss, replay_return = self.replay_value_loss(batch, seen.state.features, returns)
+        policy_loss, value_loss, returns, behaviour = self.behaviour_losses(dream)
+        replay_loss, replay_return = self.replay_value_loss(batch, observed.state.features, returns)
         loss = add_weighted(model_loss, replay_loss, self.config.replay_value_scale)
         minimize_together(
             loss + policy_loss + value_loss,
@@ -223,14 +223,14 @@ class Dreamer(Learner[SequenceBatch]):
         )
         rate = self.config.target_critic_rate
         polyak_update(list(self.target_critic.parameters()), list(self.critic.parameters()), rate)
-        metrics |= found | {
+        metrics |= behaviour | {
             "replay_value_loss": replay_loss.detach(),
             "replay_return": replay_return,
         }
-        return StepOutput(metrics, beliefs=seen.state.features.detach())
+        return StepOutput(metrics, beliefs=observed.state.features.detach())
 
     def model_loss(
-        self, batch: SequenceBatch, seen: RSSMSequence
+        self, batch: SequenceBatch, observed: RSSMSequence
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of the world model `[S]`, and what it is made of.
 
@@ -238,7 +238,7 @@ class Dreamer(Learner[SequenceBatch]):
         the divergence between posterior and prior.
         """
         model, config = self.world_model, self.config
-        features = seen.state.features.flatten(1, 2)  # [S, N, F]
+        features = observed.state.features.flatten(1, 2)  # [S, N, F]
         obs = model.decoder.loss(model.decoder(features), batch.obs.flatten(1, 2)).mean(1)
         logits = model.reward_head(features)
         reward = model.reward_bins.loss(logits, batch.reward.flatten(1)).mean(1)
@@ -247,17 +247,18 @@ class Dreamer(Learner[SequenceBatch]):
         continues = continue_loss(ends, batch.terminated.flatten(1), discount).mean(1)
         kl = model.rssm.latent.kl
         dynamics, representation = (
-            term.mean((1, 2)) for term in kl_terms(kl, seen.posterior, seen.prior, config.free_nats)
+            term.mean((1, 2))
+            for term in kl_terms(kl, observed.posterior, observed.prior, config.free_nats)
         )
         loss = obs + reward + continues
         loss = add_weighted(loss, dynamics, config.dynamics_scale)
         loss = add_weighted(loss, representation, config.representation_scale)
         with torch.no_grad():
-            divergence = kl(seen.posterior, seen.prior).mean((1, 2))
-        found = {"model_loss": loss, "obs_loss": obs, "reward_loss": reward}
-        found |= {"continue_loss": continues, "kl": divergence, "dynamics_loss": dynamics}
-        found["representation_loss"] = representation
-        return loss, {name: value.detach() for name, value in found.items()}
+            divergence = kl(observed.posterior, observed.prior).mean((1, 2))
+        parts = {"model_loss": loss, "obs_loss": obs, "reward_loss": reward}
+        parts |= {"continue_loss": continues, "kl": divergence, "dynamics_loss": dynamics}
+        parts["representation_loss"] = representation
+        return loss, {name: value.detach() for name, value in parts.items()}
 
     def behaviour_losses(self, dream: Dream) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """Losses of policy and value `[S]`, returns of the starts `[S, N]`, and metrics."""
@@ -281,7 +282,7 @@ class Dreamer(Learner[SequenceBatch]):
         bonus = self.setting("entropy_coef", ndim=2) * self.entropy_factor.tensor
         policy = (weight * actor_loss(log_prob, entropy, advantage.flatten(1), bonus)).mean(1)
         critic = (weight * self._value_loss(logits, features, returns.flatten(1))).mean(1)
-        found = {
+        metrics = {
             "actor_loss": policy,
             "critic_loss": critic,
             "entropy": entropy.mean(1),
@@ -289,7 +290,7 @@ class Dreamer(Learner[SequenceBatch]):
             "imagined_return": returns[:, 0].mean(1),
             "return_range": self.return_range.scale(),
         }
-        return policy, critic, returns[:, 0], {n: v.detach() for n, v in found.items()}
+        return policy, critic, returns[:, 0], {n: v.detach() for n, v in metrics.items()}
 
     def replay_value_loss(
         self, batch: SequenceBatch, features: Tensor, boot: Tensor

@@ -35,7 +35,7 @@ def kl_terms(
 
 
 def continue_loss(logits: Tensor, terminated: Tensor, discount: float = 1.0) -> Tensor:
-    """Binary cross-entropy `[...]` with the target `d (1 - terminated)`; a time limit is no end."""
+    """Binary cross-entropy `[...]` with target `d (1 - terminated)`; a time limit is not an end."""
     target = discount * (1 - terminated.to(logits.dtype))
     return functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
 
@@ -119,8 +119,8 @@ class PercentileRange(Stateful):
     def update(self, returns: Tensor) -> None:
         """Take in a batch of returns `[S, N]`."""
         ordered = returns.detach().sort(-1).values
-        found = torch.stack([quantile(ordered, q) for q in self.quantiles], -1)
-        self.bounds.lerp_(found, self.rate)
+        percentiles = torch.stack([quantile(ordered, q) for q in self.quantiles], -1)
+        self.bounds.lerp_(percentiles, self.rate)
 
     def scale(self) -> Tensor:
         """Return the divisor `[S]`: the distance of the percentiles, at least 1."""

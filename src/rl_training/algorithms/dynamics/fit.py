@@ -97,7 +97,7 @@ class EnsembleConfig(Settings):
     num_ensembles: PositiveInt = 7
     """Members of the ensemble."""
     model_learning_rate: PositiveFloat = 1e-3
-    """Step size of the ensemble."""
+    """Learning rate of the ensemble."""
     model_weight_decay: Decays = WEIGHT_DECAY
     """L2 penalty of each layer's weights; stretched to the number of layers where that differs."""
     model_nll_beta: Fraction = BETA
@@ -121,7 +121,8 @@ class DynamicsConfig(EnsembleConfig):
     """Settings of the dynamics ensemble and of fitting it."""
 
     num_elites: PositiveInt | None = None
-    """Members of least hold-out error that roll-outs draw from; null is 5, or all of fewer."""
+    """Members with the smallest hold-out error, which rollouts draw from; null is 5, or all if
+    there are fewer."""
     model_batch_size: PositiveInt = 256
     """Transitions per gradient step and member."""
     model_bootstrap: Literal["replacement", "shuffle"] = "replacement"
@@ -136,7 +137,7 @@ class DynamicsConfig(EnsembleConfig):
     model_patience_updates: PositiveInt = 300
     """Gradient steps without a gain that a fit waits for as well: few rows make short epochs."""
     model_min_improvement: Fraction = 0.01
-    """Least relative gain in the members' mean hold-out error for which a fit goes on."""
+    """Least relative gain in the members' mean hold-out error for which a fit continues."""
     model_min_gain: NonNegativeFloat = 5e-4
     """The same as a share of the targets' variance: without noise in the data, relative gains never
     end."""
@@ -201,7 +202,7 @@ def batch_rows(batch: TransitionBatch) -> Tensor:
 def buffer_rows(buffer: ReplayBuffer) -> Tensor:
     """Return all rows a buffer holds as a table `[S, N, W]`, or `[1, N, W]` if seeds share it.
 
-    A truncated row is no terminal one, and its `next_obs` is the true successor.
+    A truncated row is not terminal, and its `next_obs` is the true successor.
     """
     rows = {name: rows[:, : len(buffer)] for name, rows in buffer.rows.items()}
     ends = rows["continues"] == 0
@@ -217,17 +218,17 @@ def fit_statistics(model: MLPMOPOEnsembleModel, rows: Tensor, index: Tensor | No
         rows: `[S or 1, N, W]`.
         index: Rows of each seed `[S, n]`.
     """
-    found = []
+    statistics = []
     for seed in range(model.num_seeds):
         table = rows[min(seed, rows.shape[0] - 1)]
         table = table if index is None else table.index_select(0, index[seed])
         size = model.obs_dim
         action = table[:, size : size + model.action_dim]
         inputs = torch.cat((model.features(table[:, :size]), action), -1)
-        found.append([_mean_and_divisor(x) for x in (inputs, model.targets(table))])
+        statistics.append([_mean_and_divisor(x) for x in (inputs, model.targets(table))])
     (input_mean, divisors), (target_mean, deviation) = (
         (torch.stack(part).view(model.num_seeds, 1, 1, -1) for part in zip(*pairs, strict=True))
-        for pairs in zip(*found, strict=True)
+        for pairs in zip(*statistics, strict=True)
     )
     model.standardise(Statistics(input_mean, model.seen / divisors, target_mean, deviation))
 
@@ -286,10 +287,10 @@ def _errors(
     size = model.obs_dim
     # Without a reward to learn there is no error in it.
     reward = error[:, size] if model.learn_reward else torch.zeros_like(error[:, 0])
-    found = {"reward_mae": reward, "delta_obs_mae": error[:, :size].mean(1)}
+    errors = {"reward_mae": reward, "delta_obs_mae": error[:, :size].mean(1)}
     if target.shape[1] == 1:
-        found["ensemble_disagreement"] = mean_disagreement(predicted.mean * scale).mean(1)
-    return found
+        errors["ensemble_disagreement"] = mean_disagreement(predicted.mean * scale).mean(1)
+    return errors
 
 
 _FIT, _EPOCH = 1 << 32, 16
@@ -303,7 +304,7 @@ class DynamicsTrainer(Stateful):
     """Fits an ensemble; its state is everything but the weights, which are the model's own.
 
     `fit` may be cut between two epochs: with the state restored, the next `fit` on the same rows
-    goes on where the last one was.  A seed draws by (fit, epoch), so it does the same alone or in
+    continues where the last one was.  A seed draws by (fit, epoch), so it does the same alone or in
     a group whose other seeds take longer.
     """
 
@@ -356,12 +357,12 @@ class DynamicsTrainer(Stateful):
         self.stale = torch.zeros(model.num_seeds, dtype=torch.int64, device=device)
         """Gradient steps since that gain, per seed."""
         self.active = torch.ones(model.num_seeds, dtype=torch.bool, device=device)
-        """Seeds whose fit goes on."""
+        """Seeds whose fit continues."""
         self.epochs = torch.zeros(model.num_seeds, dtype=torch.int64, device=device)
         """Epochs of the latest fit, per seed."""
         self.num_fits, self.epoch = Counter(), Counter()
         self.run_step: Callable[[Tensor, Tensor | None], dict[str, Tensor]] = self.step
-        """How a gradient step is taken; a compiled form may stand here."""
+        """How a gradient step is taken; a compiled form may replace it."""
 
     @property
     def model(self) -> MLPMOPOEnsembleModel:
@@ -450,8 +451,8 @@ class DynamicsTrainer(Stateful):
             if updates is not None:
                 self.active.fill_(done + self.epoch_steps(rows) < updates)
         self._finish()
-        found = {"holdout_error": self.best_error, "epochs": self.epochs, "held_out": held_out}
-        return found | metrics
+        summary = {"holdout_error": self.best_error, "epochs": self.epochs, "held_out": held_out}
+        return summary | metrics
 
     def epoch_steps(self, rows: Tensor) -> int:
         """Return the gradient steps of one epoch on the table `rows`."""

@@ -62,7 +62,7 @@ def uncertainty(kind: Penalty, predicted: Prediction, obs_dim: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Imagined:
-    """Imagined transitions `[S, K, ...]`; of a roll-out K = H B, step after step."""
+    """Imagined transitions `[S, K, ...]`; of a rollout K = H B, step after step."""
 
     obs: Tensor
     action: Tensor
@@ -70,7 +70,7 @@ class Imagined:
     """Without any penalty."""
     next_obs: Tensor
     terminated: Tensor
-    """The episode ends here, `bool`; the end of a roll-out is none."""
+    """The episode ends here, `bool`; the end of a rollout is none."""
     valid: Tensor
     """The row counts, `bool`: false after an imagined end, and where a number is not finite."""
     penalty: Tensor
@@ -106,7 +106,7 @@ class ModelEnv:
         Args:
             model: The ensemble; every rollout reads its weights.
             rng: Source of the randomness, usually the learner's.
-            sampling: A new elite each step, or one per row for the whole roll-out.
+            sampling: A new elite each step, or one per row for the whole rollout.
             penalty: See `uncertainty`; `none` is 0.
             termination: When episodes end; None is the model's own head, or never without one.
             reward: A known reward in place of the learned one.
@@ -183,12 +183,12 @@ class ModelEnv:
         for index in range(horizon):
             if index and self.sampling == "ts1":
                 assignment = self.assign(obs.shape[1])
-            made = self.step(obs, policy(obs), assignment, members)
-            alive = alive & made.valid
-            parts = {field.name: getattr(made, field.name) for field in fields(made)}
+            imagined = self.step(obs, policy(obs), assignment, members)
+            alive = alive & imagined.valid
+            parts = {field.name: getattr(imagined, field.name) for field in fields(imagined)}
             steps.append(Imagined(**parts | {"valid": alive}))
-            alive = alive & ~made.terminated
-            obs = torch.where(alive.unsqueeze(-1), made.next_obs, obs)
+            alive = alive & ~imagined.terminated
+            obs = torch.where(alive.unsqueeze(-1), imagined.next_obs, obs)
         return Imagined(
             **{
                 field.name: torch.cat([getattr(step, field.name) for step in steps], 1)
@@ -232,15 +232,15 @@ class ImaginationConfig(DynamicsConfig):
     varying: ClassVar[frozenset[str]] = frozenset({"policy_learning_rate"})
 
     policy_learning_rate: PositiveFloat = 3e-4
-    """Step size of the critics, and of the actor unless it has its own."""
+    """Learning rate of the critics, and of the actor unless it has its own."""
     model_updates: PositiveInt | None = None
-    """Gradient steps of each fit of the model; null goes on until its hold-out error stays."""
+    """Gradient steps of each fit of the model; null fits until the hold-out error stays."""
     rollout_batch_size: PositiveInt = 50_000
-    """Roll-outs per refresh, each from a real state."""
+    """Rollouts per refresh, each from a real state."""
     rollout_horizon: PositiveInt = 5
-    """Imagined steps of a roll-out."""
+    """Imagined steps of a rollout."""
     rollout_sampling: Literal["ts1", "tsinf"] = "ts1"
-    """`ts1` draws a new elite at each imagined step, `tsinf` one per roll-out."""
+    """`ts1` draws a new elite at each imagined step, `tsinf` one per rollout."""
     rollouts_kept: PositiveInt = 5
     """Refreshes whose imagined transitions are learned from; older ones are dropped."""
     synthetic_buffer_capacity: PositiveInt | None = None
@@ -259,16 +259,16 @@ class ImaginationConfig(DynamicsConfig):
 
     @property
     def refresh_times(self) -> Times:
-        """When roll-outs are made."""
+        """When rollouts are made."""
         raise NotImplementedError
 
     @property
     def largest_horizon(self) -> int:
-        """Return the most steps a roll-out can have during a run."""
+        """Return the most steps a rollout can have during a run."""
         return self.rollout_horizon
 
     def horizon(self, step: int) -> int:  # noqa: ARG002 - the same at every step here
-        """Return the steps of a roll-out that is made at `step`."""
+        """Return the steps of a rollout that is made at `step`."""
         return self.rollout_horizon
 
     @property
@@ -346,19 +346,19 @@ class Imagination(Stateful):
 
     @property
     def penalty_kind(self) -> Penalty:
-        """Which uncertainty roll-outs measure."""
+        """Which uncertainty rollouts measure."""
         return "none"
 
-    def worth(self, made: Imagined) -> Tensor:
+    def worth(self, imagined: Imagined) -> Tensor:
         """Return what imagined transitions are worth to the policy, `[S, K]`."""
-        return made.reward
+        return imagined.reward
 
     def update(
         self, batch: TransitionBatch | Mapping[str, Tensor], *, per_member: bool = False
     ) -> UpdateResult:
         """Take one gradient step of the model on real transitions; see `DynamicsTrainer.update`."""
-        found = self.trainer.update(batch, per_member=per_member).metrics.tensors
-        return UpdateResult(metrics=Metrics(self._named(found)))
+        metrics = self.trainer.update(batch, per_member=per_member).metrics.tensors
+        return UpdateResult(metrics=Metrics(self._named(metrics)))
 
     def fit(
         self, rows: Tensor, on_epoch: Callable[[DynamicsTrainer], None] | None = None
@@ -366,9 +366,9 @@ class Imagination(Stateful):
         """Fit the model to the table `rows` as the settings say; see `DynamicsTrainer.fit`."""
         return self._named(self.trainer.fit(rows, on_epoch, self.config.model_updates))
 
-    def _named(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        self.latest_loss.copy_(found["mopo_model_loss"])
-        return {self.loss_name if n == "mopo_model_loss" else n: v for n, v in found.items()}
+    def _named(self, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        self.latest_loss.copy_(metrics["mopo_model_loss"])
+        return {self.loss_name if n == "mopo_model_loss" else n: v for n, v in metrics.items()}
 
     def metrics(self) -> dict[str, Tensor]:
         """Return the latest loss of the model, for the metrics of the policy's update."""
@@ -396,16 +396,16 @@ def imagination_of(learner: AnyLearner) -> Imagination | None:
     return held
 
 
-def rows_that_count(made: Imagined) -> Imagined:
+def rows_that_count(imagined: Imagined) -> Imagined:
     """Replace rows that do not count by ones that do, each about equally often; reads nothing back.
 
-    Every seed then has the same number of rows, whenever its roll-outs ended.
+    Every seed then has the same number of rows, whenever its rollouts ended.
     """
-    order = (~made.valid).to(torch.int8).argsort(dim=1, stable=True)  # those that count first
-    count = made.valid.sum(1, keepdim=True).clamp(min=1)
+    order = (~imagined.valid).to(torch.int8).argsort(dim=1, stable=True)  # those that count first
+    count = imagined.valid.sum(1, keepdim=True).clamp(min=1)
     place = torch.arange(order.shape[1], device=order.device) % count
     index = order.gather(1, place)
-    parts = {field.name: getattr(made, field.name) for field in fields(made)}
+    parts = {field.name: getattr(imagined, field.name) for field in fields(imagined)}
     return Imagined(
         **{
             name: take_rows(part, index) if part.ndim == 3 else part.gather(1, index)

@@ -62,7 +62,7 @@ class GAIL(PPO):
     read_only = ("_shown",)
     """Attributes whose tensors learning does not change."""
     _shown: transient[Pairs] | None = None
-    """The demonstrations, which are no part of the state: a checkpoint has their digest beside the
+    """The demonstrations, which are not part of the state: a checkpoint has their digest beside the
     learner, so an agent can be loaded without them."""
 
     def setup(self) -> None:
@@ -128,8 +128,8 @@ class GAIL(PPO):
         for start in range(0, drawn, size):
             mix = self.rng.uniform(size, 1)
             stop = start + size
-            shown, made = expert.slice(start, stop), policy.slice(start, stop)
-            steps.append(self.discriminator_step(shown, made, mix))
+            sides = expert.slice(start, stop), policy.slice(start, stop)
+            steps.append(self.discriminator_step(*sides, mix))
         return {name: torch.stack([step[name] for step in steps]).mean(0) for name in steps[0]}
 
     # The discriminator
@@ -139,13 +139,13 @@ class GAIL(PPO):
         self.discriminator.refresh()
         # What a compiled program is called with is plain tuples.
         expert, policy = Pairs(*expert), Pairs(*policy)
-        shown, made = self.inputs(expert), self.inputs(policy)
-        expert_logit, policy_logit = self.logits_of(shown), self.logits_of(made)
+        shown, generated = self.inputs(expert), self.inputs(policy)
+        expert_logit, policy_logit = self.logits_of(shown), self.logits_of(generated)
         loss = self.loss_of(expert_logit, policy_logit, expert.ended, policy.ended)
         penalty = torch.zeros_like(loss)
         if "gradient_penalty" in self.varied or self.config.gradient_penalty > 0:
             # Features are data here: an encoder must not move to where the slope is right.
-            between = interpolate(shown.detach(), made.detach(), mix)
+            between = interpolate(shown.detach(), generated.detach(), mix)
             gradient = self.discriminator.input_gradient(between)
             penalty = penalty_of_norm(gradient, self.config.gradient_penalty_norm)
         total = add_weighted(loss, penalty, self.setting("gradient_penalty"))
@@ -250,7 +250,7 @@ class GAIL(PPO):
     # The demonstrations
 
     def attach(self, buffer: ReplayBuffer) -> None:
-        """Take hold of the demonstrations; called whenever a run starts or is taken up."""
+        """Take the demonstrations; called whenever a run starts or is resumed."""
         self._shown = transient(Pairs.of_buffer(buffer))
 
     @property

@@ -52,12 +52,12 @@ class PETSConfig(AlgoConfig):
     num_ensembles: Annotated[int, Field(ge=1, le=1_000), Whole] = 5
     """Members of the ensemble."""
     planner: PlannerName = "cem"
-    """`cem` is the paper's; `icem` draws coloured noise and keeps elites, `mppi` weighs all
+    """`cem` is the paper's; `icem` draws coloured noise and keeps elites, `mppi` weights all
     candidates by their return."""
     planning_horizon: Annotated[int, Field(ge=1, le=10_000), Whole] = 25
     """Steps a plan looks ahead."""
     planning_candidates: Annotated[int, Field(ge=1, le=1_000_000), Whole] = 400
-    """Plans tried per iteration."""
+    """Plans evaluated per iteration."""
     planning_topk: Annotated[int, Field(ge=1, le=1_000_000), Whole] = 40
     """Best plans that the next iteration is drawn around (not used by `mppi`)."""
     planning_iterations: Annotated[int, Field(ge=1, le=1_000), Whole] = 5
@@ -69,15 +69,15 @@ class PETSConfig(AlgoConfig):
     planning_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the old mean and variance that an iteration keeps (`cem`, `icem`)."""
     planning_spread: PositiveFloat = 0.25
-    """Deviation that a search begins with, as a share of the range of actions (`cem`, `icem`)."""
+    """Initial deviation of a search, as a share of the range of actions (`cem`, `icem`)."""
     planning_epsilon: NonNegativeFloat = 1e-3
-    """Largest variance of a plan at which its search stands still (`cem`, `icem`)."""
+    """Largest variance of a plan at which its search stops (`cem`, `icem`)."""
     planning_noise_exponent: NonNegativeFloat = 2.0
     """Exponent of the noise's spectrum (`icem`); 0 is white, larger is smoother."""
     planning_keep_fraction: Fraction = 0.3
     """Share of the elites tried again in the next iteration and step (`icem`)."""
     planning_population_decay: Annotated[float, Field(ge=1, le=LARGEST_FLOAT)] = 1.25
-    """Factor by which candidates get fewer per iteration (`icem`); 1 keeps their number."""
+    """Factor by which the number of candidates shrinks per iteration (`icem`); 1 keeps it."""
     planning_temperature: PositiveFloat = 1.0
     """Difference of returns that changes a candidate's weight by the factor e (`mppi`)."""
     planning_noise_scale: PositiveFloat = 0.5
@@ -86,7 +86,7 @@ class PETSConfig(AlgoConfig):
     """Reward of imagined steps: `auto` is the task's own where that is known, else learned;
     `learned`, or `module:function`."""
     value_function: str | None = None
-    """What lies beyond a plan: `module:function`, whose value of the last imagined step is added to
+    """Value beyond a plan: `module:function`, whose value of the last imagined step is added to
     the return of a plan that has not ended; null adds nothing."""
     termination_function: str = "auto"
     """Ends of imagined episodes: `auto` is the task's own rule where that is known, else learned

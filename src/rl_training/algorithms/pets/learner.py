@@ -7,7 +7,7 @@ Shapes: S seeds, n environments, B batch, M members, H steps, D observation, A a
 
 Deviations: those of the ensemble (`models.mlp_mopo`, `algorithms.dynamics.fit`); members learn
     from batches drawn independently from the whole replay instead of from one bootstrap sample
-    each; updates go on from the weights and moments before, in rounds of fixed length; the reward
+    each; updates continue from the last weights and moments, in rounds of fixed length; the reward
     is learned too, and used where the task's own is not known; actions are planned in learner
     units, [-1, 1].
 """
@@ -55,13 +55,13 @@ def pets_loss(model: nn.Module, batch: TransitionBatch, beta: float = BETA) -> d
     """
     rows = batch_rows(batch)
     if isinstance(model, MLPMOPOEnsembleModel):
-        found = mopo_model_loss(model, dealt_rows(rows, model.num_ensembles), beta)
+        losses = mopo_model_loss(model, dealt_rows(rows, model.num_ensembles), beta)
         names = {"model_loss": "mopo_model_loss"}
-        return {n: found[names.get(n, n)] for n in ("model_loss", "reward_mae", "delta_obs_mae")}
+        return {n: losses[names.get(n, n)] for n in ("model_loss", "reward_mae", "delta_obs_mae")}
     known: Any = model
     inputs = (batch.obs[0], batch.action[0]) if rows.shape[0] == 1 else (batch.obs, batch.action)
-    found = known.predict_distribution(*inputs)
-    mean, logvar = (part.view(rows.shape[0], -1, *part.shape[-2:]) for part in found)
+    losses = known.predict_distribution(*inputs)
+    mean, logvar = (part.view(rows.shape[0], -1, *part.shape[-2:]) for part in losses)
     target = rows[:, None, :, -mean.shape[-1] - 1 : -1]
     error = (mean - target).detach().abs().mean((1, 2))
     return {

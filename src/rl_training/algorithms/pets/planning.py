@@ -94,10 +94,10 @@ def predictor(model: DynamicsModel, *, keep_reward: bool) -> Predict:
         seeds, members, rows, _ = x.shape
         flat = x.reshape(seeds, members * rows, -1)
         flat = flat[0] if seeds == 1 else flat
-        found = model.predict_distribution(flat[..., : model.obs_dim], flat[..., model.obs_dim :])
+        outputs = model.predict_distribution(flat[..., : model.obs_dim], flat[..., model.obs_dim :])
         own = [
             part.view(seeds, members, members, rows, -1).diagonal(dim1=1, dim2=2).movedim(-1, 1)
-            for part in found
+            for part in outputs
         ]
         size = model.obs_dim + keep_reward
         return Prediction(own[0][..., :size], own[1][..., :size], None)
@@ -154,8 +154,8 @@ class TrajectorySampler:
         predict = predictor(self.model, keep_reward=self.reward is None)
         seeds, envs, candidates = plans.shape[:3]
         start = obs.unsqueeze(2).expand(-1, -1, candidates, -1).flatten(1, 2)
-        found = self._returns(start, plans.flatten(1, 2), predict, Draws(noise, order))
-        return found.view(seeds, envs, candidates)
+        returns = self._returns(start, plans.flatten(1, 2), predict, Draws(noise, order))
+        return returns.view(seeds, envs, candidates)
 
     def _returns(self, start: Tensor, plans: Tensor, predict: Predict, draws: Draws) -> Tensor:
         """Mean return `[S, N]` of plans `[S, N, H, A]` from `start` `[S, N, D]`."""

@@ -364,7 +364,7 @@ def _short_episodes(subject: Subject) -> Iterator[Finding]:
         short = np.flatnonzero(lengths < SHORT)
         first = data.episode_starts[short]
         before = np.maximum(first - 1, 0)
-        # A recording that goes on after a goal is in the next one at once.
+        # A recording that continues after a goal is in the next one at once.
         continues = ~any_in_row(data.next_observations[before] != data.observations[first])
         continues &= data.terminations[before] & (first > 0)
         yield from subject.at_episodes(

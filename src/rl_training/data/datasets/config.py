@@ -70,14 +70,14 @@ class DatasetSettings(Settings):
     """Which data to learn from, and what to do with it before learning."""
 
     dataset_kind: DatasetKind = "random"
-    """Format of the data, told from `dataset_path` or `dataset_id` if left out; `random` is made up
-    and serves tests only."""
+    """Format of the data, inferred from `dataset_path` or `dataset_id` by default; `random` is
+    made up and for tests only."""
     dataset_path: str | None = None
     """File of `npz` and `hdf5` (layout of D4RL), or folder of `npy` files."""
     dataset_id: str | None = None
     """Id of a Minari dataset, which is downloaded if it is not there."""
     dataset_size: PositiveInt = 10_000
-    """Transitions that `random` makes; files are read whole."""
+    """Transitions of `random`; files are read whole."""
     dataset_seed: Seed = 0
     """Seed of `random`."""
     dataset_trajectories: PositiveInt | None = None
@@ -97,7 +97,7 @@ class DatasetSettings(Settings):
     normalize_dataset_actions: bool = False
     """Clip actions outside the action box, with a message, instead of refusing them."""
     normalize_observations: bool = False
-    """Give the nets observations with the dataset's mean taken off, over its deviation."""
+    """Standardise observations by the dataset's mean and deviation."""
 
     @model_validator(mode="before")
     @classmethod

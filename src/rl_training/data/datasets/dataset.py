@@ -1,4 +1,4 @@
-"""Transitions recorded by somebody else: episode after episode, in time order.
+"""Recorded transitions: episode after episode, in time order.
 
 Terminations and truncations are kept apart: a termination has no future, a truncation
 has one, and `next_observations` holds its true first observation.
@@ -176,7 +176,7 @@ class OfflineDataset:
         return result.astype(np.float32)
 
     def require_episodes(self, what: str) -> None:
-        """Refuse data whose episodes cannot be told.
+        """Refuse data whose episodes are unknown.
 
         Args:
             what: What needs them, for the message.
@@ -255,7 +255,7 @@ class OfflineDataset:
 
         Args:
             env_spec: The task.
-            clip: Bring actions outside the action box back to its border, with a note.
+            clip: Clip actions outside the action box, with a note.
 
         Raises:
             DataError: When observations or actions do not fit the task.
@@ -296,7 +296,7 @@ def concatenate(
         datasets: At least one, with observations and actions of the same shape and dtype.
         weights: One per dataset; None takes the number of rows, so that all rows are equally
             likely.
-        name: Of the result.
+        name: Name of the result.
 
     Raises:
         DataError: When shapes or dtypes differ.

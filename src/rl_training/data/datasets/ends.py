@@ -78,7 +78,7 @@ def _far_apart(current: Array, successors: Array, rows: Rows) -> NDArray[np.bool
 
 
 def rows_at_limit(ends: NDArray[np.bool_], limit: int) -> Rows:
-    """Return the unmarked rows at which episodes reach a limit of steps, and go on.
+    """Return the unmarked rows at which episodes reach a limit of steps, and continue.
 
     Args:
         ends: `[N]`, the last rows of episodes as far as they are known.

@@ -23,20 +23,20 @@ class ExpertSettings(Settings):
     """Which demonstrations to imitate."""
 
     expert_dataset_kind: DatasetKind = "random"
-    """Format of the demonstrations, told from `expert_dataset_path` or `expert_dataset_id` if left
-    out; `random` is made up and serves tests only."""
+    """Format of the demonstrations, inferred from `expert_dataset_path` or `expert_dataset_id`
+    by default; `random` is made up and for tests only."""
     expert_dataset_path: str | None = None
     """File of `npz` and `hdf5` (layout of D4RL), or folder of `npy` files."""
     expert_dataset_id: str | None = None
     """Id of a Minari dataset, which is downloaded if it is not there."""
     expert_dataset_size: PositiveInt = 5_000
-    """Transitions that `random` makes; files are read whole."""
+    """Transitions of `random`; files are read whole."""
     expert_dataset_seed: Seed = 0
     """Seed of `random`, of the thinning and of the shuffling."""
     expert_trajectories: PositiveInt | None = None
     """Take this many episodes, the first ones; null takes all."""
     expert_subsample: PositiveInt = 1
-    """Take every k-th row of an episode, from a start drawn per episode; 1 takes all."""
+    """Take every k-th row of an episode, from a random start per episode; 1 takes all."""
     expert_shuffle_actions: bool = False
     """A control: give each state the action of another one, so that nothing is demonstrated."""
     expert_clip_actions: bool = False

@@ -161,6 +161,6 @@ def _solve(
         wanted = values + result[other]
         for episode in np.unique(owner):
             own = wanted[bounds[episode] : bounds[episode + 1]]
-            # Half a step: whole ones would let two groups swap their scales for ever.
+            # Half a step: whole ones would let two groups swap their scales forever.
             result[episode] += 0.5 * (np.median(own) - result[episode])
     return result

@@ -158,9 +158,9 @@ class Hindsight(ReplayBuffer):
         self.places.add(start, step.terminated | step.truncated)
 
     def _close_what_was_left(self, obs: NDArray[Any]) -> None:
-        """End episodes that a resumed run could not go on with, as it began new ones.
+        """End episodes that a resumed run could not continue with, as it began new ones.
 
-        Where an episode goes on, what is seen now is what its last step arrived at.
+        Where an episode continues, what is seen now is what its last step arrived at.
         """
         self._is_restored = False
         if not self.inserted.value:

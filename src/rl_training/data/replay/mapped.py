@@ -32,7 +32,7 @@ AHEAD = 2
 
 @dataclass(frozen=True)
 class _Ordered:
-    """A batch that is being read, and where the random numbers stand before and after it."""
+    """A batch that is being read, and the state of the random numbers before and after it."""
 
     before: int
     after: int

@@ -5,7 +5,7 @@ arXiv:2302.02948), MOPO and MBPO real rows beside imagined ones.  Every batch ha
 each, or is drawn from the union of a dataset and experience; as long as there are no rows of one's
 own, batches hold those of the other buffer alone.
 
-Room for imagined rows is allocated once, for the longest roll-outs of a run; how many of the newest
+Room for imagined rows is allocated once, for the longest rollouts of a run; how many of the newest
 count is a number that moves, so compiled updates need not change when the horizon does.
 
 Shapes: S seeds, B batch, K imagined rows of a refresh, n environments per seed.
@@ -149,7 +149,7 @@ class UnionReplayBuffer(WithPrior):
     """Uniform draws from the union of both: the dataset's share falls as experience grows.
 
     As if the dataset had been put into the replay before the first step, which is how the authors
-    of IQL (arXiv:2110.06169) go on online.
+    of IQL (arXiv:2110.06169) continue online.
     """
 
     def __init__(self, *arguments: Any, prior: DatasetBuffer, **options: Any):

@@ -1,7 +1,7 @@
 """Prioritized replay, proportional variant (Schaul et al., 2016, arXiv:1511.05952).
 
 P(i) = p_i^a / sum_k p_k^a with p = |TD error| + eps (Eq. 1), and weights (N P(i))^-b / max w (Sec.
-3.4).  In place of a sum tree, priorities stand in a table of blocks with a sum per block: drawing
+3.4).  In place of a sum tree, priorities are in a table of blocks with a sum per block: drawing
 picks a block, then a row in it, both by cumulative sums, all as tensor operations without a host
 read. Block sums are computed again from their rows, so they never drift, and a restored buffer is
 bit-exact.

@@ -1,8 +1,8 @@
 """Return-to-go: the discounted sum of rewards from a row to the end of its episode.
 
-A truncated episode would have gone on, and nobody knows how: its mean reward is taken to go on for
-ever.  Where a task pays the same at every step until it is solved, as sparse ones do, that is the
-value of never solving it.
+A truncated episode would have continued, and its future is not recorded: its mean reward is assumed
+to continue forever.  Where a task pays the same at every step until it is solved, as sparse ones
+do, that is the value of never solving it.
 
 Shapes: S seeds, C rows of a ring, N rows, n environments per seed.
 """
@@ -22,7 +22,7 @@ from rl_training.state import copy_tensor
 
 Array = NDArray[Any]
 UNKNOWN = -1e30
-"""Stands for a return that is not known yet; lower than any, and a finite number for files."""
+"""Marks a return that is not known yet; lower than any, and a finite number for files."""
 
 
 def returns_to_go(rewards: Array, terminated: Array, truncated: Array, gamma: float) -> Array:

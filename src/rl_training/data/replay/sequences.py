@@ -172,7 +172,7 @@ class RecurrentReplayBuffer(ReplayBuffer):
         return slot
 
     def _went_elsewhere(self, obs: Array) -> Array:
-        """Tell where a run that was taken up does not go on from its newest rows, `[S, n]`."""
+        """Tell where a run that was resumed does not continue from its newest rows, `[S, n]`."""
         if self.inserted.value == 0:
             return np.zeros(obs.shape[:2], np.bool_)
         start = (self.inserted.value - self.num_envs) % self.capacity
@@ -352,7 +352,7 @@ def _places_of(shown: Tensor) -> tuple[Tensor, Tensor]:
         shown: Which of T steps has one, `[S, B, T]`.
 
     Returns:
-        For each of T places of the sequence the step that stands there, and whether it is that
+        For each of T places of the sequence the step that is there, and whether it is that
         step's first observation.
     """
     steps = torch.arange(shown.shape[-1], device=shown.device)

@@ -4,7 +4,7 @@
 cannot save an emulator. So each lane here has such an interface to itself, told to do nothing but
 hold an action: frames, the larger of the last two screens, and the resize. Actions are sent to all
 lanes before an answer is awaited (or to as many as the user allows at a time), and a lane that
-needs more than one hold goes on while others work. To begin a game takes longer than to step all
+needs more than one hold continues while others work. To begin a game takes longer than to step all
 lanes, so each lane has a second emulator that begins its next game while the first is played.
 Lives, FIRE, idle starts, limits and frame stacks are ours, as in `rl_training.envs.atari`, which
 `tests/envs/test_atari_vector.py` compares frame by frame.
@@ -274,7 +274,7 @@ class _Lane:
         self._turn, self._patience = None, 0
 
     def prepare(self) -> None:
-        """Go on with the beginning of the next game, without waiting for its emulator."""
+        """Continue with the beginning of the next game, without waiting for its emulator."""
         if self._turn is None:
             self._before = encode(self._generator)
             self._turn = self._waiting.begin(self._generator)
@@ -310,14 +310,14 @@ class _Schedule:
         self._unfinished: Counter[int] = Counter()
 
     def begin(self, turns: Iterable[tuple[_Lane, _Turn]], group: int = 0) -> None:
-        """Take up the turns of some lanes, and send the first orders."""
+        """Take the turns of some lanes, and send the first orders."""
         for lane, turn in turns:
             self._waiting.append((lane, turn, group))
             self._unfinished[group] += 1
         self._send()
 
     def finish(self, group: int = 0) -> None:
-        """Wait until all turns of a group are carried out; those of others go on meanwhile."""
+        """Wait until all turns of a group are carried out; those of others continue meanwhile."""
         while self._unfinished[group]:
             lane, turn, of_group = self._busy.popleft()
             lane.receive()
@@ -422,7 +422,7 @@ class AtariVector:
     def begin(self, actions: Array, index: int) -> None:
         """Begin a step of the part of that number, with its actions [S, its n]."""
         chosen: list[int] = actions.ravel().tolist()
-        # The interface would wait for ever for the answer to an action that the game does not have.
+        # The interface would wait forever for the answer to an action that the game does not have.
         if min(chosen) < 0 or max(chosen) >= (most := self.lanes[0].playing.num_actions):
             raise ValueError(f"the game has actions 0 to {most - 1}, got {chosen}")
         lanes = [self.lanes[number] for number in self._numbers[index]]
@@ -430,7 +430,7 @@ class AtariVector:
         self._schedule.begin(turns, index)
 
     def end(self, index: int) -> Transition:
-        """Finish the step of a part, while the other part's may go on."""
+        """Finish the step of a part, while the other part's may continue."""
         self._schedule.finish(index)
         lanes = [self.lanes[number] for number in self._numbers[index]]
         for lane in lanes:

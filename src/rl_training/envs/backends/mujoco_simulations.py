@@ -43,7 +43,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 class SimulationError(RuntimeError):
-    """MuJoCo refused to go on with one of the simulations."""
+    """MuJoCo refused to continue with one of the simulations."""
 
     def __init__(self, lane: int, message: str) -> None:
         super().__init__(message)

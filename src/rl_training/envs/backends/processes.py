@@ -386,7 +386,7 @@ class WorkerEnvs:
     def _answer(self, number: int, request: bytes) -> object:
         worker, board = self._workers[number], self._board
         while not worker.wait(max(0.0, board.began[number] + self._timeout - time.monotonic())):
-            # Meanwhile it may have gone on to its next environment.
+            # Meanwhile it may have continued to its next environment.
             if board.began[number] + self._timeout <= time.monotonic():
                 reason = f"gave no answer within {self._timeout:g} s"
                 raise WorkerError(int(board.lane[number]), reason)

@@ -35,7 +35,7 @@ class _Game(gym.Env[Array, Any]):
 
     channels: ClassVar[int]
     _plain: ClassVar[tuple[str, ...]]
-    """Attributes that hold where the game stands."""
+    """Attributes that hold the state of the game."""
 
     def __init__(
         self, sticky_actions: float = 0.0, image_size: int | None = None, size: int = SIZE
@@ -76,11 +76,11 @@ class _Game(gym.Env[Array, Any]):
         return image if self._cells is None else image[self._cells]
 
     def get_state(self) -> dict[str, Any]:
-        """Return where the game stands."""
+        """Return the state of the game."""
         return {name: getattr(self, name) for name in (*self._plain, "paddle", "last_action")}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from where a game stood."""
+        """Continue from the state of a game."""
         for name, value in state.items():
             setattr(self, name, value)
 
@@ -130,7 +130,7 @@ class Breakout(_Game):
     hit breaks and gives reward 1, and a ball that has just broken one passes over the next.  On the
     bottom row a paddle sends the ball back up: the way it came where the paddle had to move under
     it, else on to the same side.  A ball that is missed ends the game.  Once three rows of bricks
-    are cleared, new ones stand when the ball comes down.
+    are cleared, new ones are there when the ball comes down.
 
     Channels: paddle, ball, trail (where the ball was before), bricks.  With probability
     `sticky_actions` the last action is repeated.  A random player's mean return is about 0.4.

@@ -100,7 +100,7 @@ class _GoalTask(gym.Env[Observation, Any]):
         }
 
     def _outcome(self) -> tuple[float, bool]:
-        """Return the reward of where the task stands, and whether the goal is reached."""
+        """Return the reward of the current state, and whether the goal is reached."""
         reward = float(self.compute_reward(self._achieved(), self.goal, {}))
         return reward, reward == 0.0
 
@@ -171,7 +171,7 @@ class BitFlip(_GoalTask):
         return {"state": self.state.copy(), "goal": self.goal.copy(), "num_steps": self.num_steps}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from there."""
         self.state, self.goal = (np.array(state[name], np.int8) for name in ("state", "goal"))
         self.num_steps = int(state["num_steps"])
 
@@ -230,7 +230,7 @@ class PointReach(_GoalTask):
         return {name: getattr(self, name).copy() for name in ("place", "velocity", "goal")}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from there."""
         self.place, self.velocity = (np.array(state[name]) for name in ("place", "velocity"))
         self.goal = np.array(state["goal"], np.float32)
 

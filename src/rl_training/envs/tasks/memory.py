@@ -81,7 +81,7 @@ class TMaze(gym.Env[Array, Any]):
         return {"place": self.place, "goal": self.goal, "steps": self.steps}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from there."""
         self.place, self.goal, self.steps = state["place"], state["goal"], state["steps"]
 
 

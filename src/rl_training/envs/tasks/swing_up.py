@@ -90,7 +90,7 @@ class CartPoleSwingUp(gym.Env[Array, Array]):
         return {"state": self.state.copy()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from there."""
         self.state = np.array(state["state"])
 
 

@@ -1,4 +1,4 @@
-"""Where episodes of known tasks end, as functions of tensors, for roll-outs in a learned model.
+"""Where episodes of known tasks end, as functions of tensors, for rollouts in a learned model.
 
 Without one, a model-based agent is never punished for falling.  The rules are those of Gymnasium's
 environments (v4 and v5), read off what the observation shows: a velocity that the environment clips

@@ -1,7 +1,7 @@
 """State trees, the one kind of value a checkpoint holds: as JSON and tensors, and back.
 
 A tree is a dict with string keys whose leaves are tensors, numpy arrays, int, float, bool, str or
-None; lists and tuples may stand anywhere (tuples come back as lists, mappings as dicts).  Integers
+None; lists and tuples may be anywhere (tuples come back as lists, mappings as dicts).  Integers
 of any size, NaN with its bits, and infinities survive.  Memory shared between tensors is not kept:
 each comes back on its own, on the CPU.  `envs/plain.py` makes such trees of what environments hold.
 
@@ -388,7 +388,7 @@ def digest_state(tree: StateTree) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One place where two states are not the same, bit for bit."""
+    """One place where two states are not bit-exact."""
 
     path: str
     """Where, as a JSON pointer."""

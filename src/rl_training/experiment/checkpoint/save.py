@@ -147,7 +147,7 @@ def prune_checkpoints(
     """Delete all but the newest `keep_last` good checkpoints and the steps in `protect`.
 
     A checkpoint counts as good when its manifest is intact and every file has its size.  Damaged
-    ones do not count, so the only good one is never deleted whatever stands above it.
+    ones do not count, so the only good one is never deleted whatever is above it.
 
     Returns:
         The steps that were deleted.

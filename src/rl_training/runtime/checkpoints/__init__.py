@@ -1,4 +1,4 @@
-"""A run to its checkpoints and back: saving, finding where to go on, another run's networks.
+"""A run to its checkpoints and back: saving, finding where to continue, another run's networks.
 
 How a checkpoint lies on disk is in `experiment.checkpoint`.
 """

@@ -1,8 +1,8 @@
-"""Which run a path belongs to, and which checkpoints in it to go on from.
+"""Which run a path belongs to, and which checkpoints in it to continue from.
 
 A checkpoint is continued in place only inside `<run>/checkpoints/` of the run that wrote it; a copy
-anywhere else, be it in the folder of another run, goes on in a new folder.  The folder of a group
-holds a run for each member, and goes on from the newest step that all of them have.
+anywhere else, be it in the folder of another run, continues in a new folder.  The folder of a group
+holds a run for each member, and continues from the newest step that all of them have.
 """
 
 from __future__ import annotations
@@ -105,15 +105,15 @@ def _require_own(run: Path, checkpoint: LoadedCheckpoint) -> None:
     if not _belongs(checked(checkpoint), run):
         raise ForeignCheckpoint(
             f"{checkpoint.path} is a checkpoint of another run than that of {run}; give its own "
-            "path to go on from it in a new run"
+            "path to continue from it in a new run"
         )
 
 
 def find_start(path: Path, home: Path | None, warn: Warn | None) -> Start:
-    """Return what a run goes on from; `home` must be held, or be None.
+    """Return what a run continues from; `home` must be held, or be None.
 
     Raises:
-        CheckpointError: When there is nothing to go on from.
+        CheckpointError: When there is nothing to continue from.
     """
     group = group_folders(path)
     never_saved = None if home is None else _without_checkpoint(path, group)
@@ -139,14 +139,14 @@ def _without_checkpoint(path: Path, group: Sequence[Path]) -> TrainConfig | None
     if continues is not None:
         raise CheckpointError(
             f"{path} was stopped before its first checkpoint; resume {continues} again, from which "
-            "it was to go on"
+            "it was to continue"
         )
     config = load_config(path / "config.yaml")
     for folder in group or (path,):
         if _has_been_saved(folder, config):
             raise CheckpointError(
                 f"{folder} has had checkpoints, but {checkpoints_dir(folder)} holds none that can "
-                "be gone on from; put them back, or train again from the beginning into another "
+                "be continued from; put them back, or train again from the beginning into another "
                 f"folder with `rl-training train --config {path / 'config.yaml'}`"
             )
     return config

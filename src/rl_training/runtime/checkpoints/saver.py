@@ -199,20 +199,20 @@ class Saver:
     def take_up(
         self, loaded: Sequence[LoadedCheckpoint], continues: Path | None = None
     ) -> list[str]:
-        """Go on after the checkpoints that the parts were restored from; returns messages.
+        """Continue after the checkpoints that the parts were restored from; returns messages.
 
         Args:
             loaded: One per member.
-            continues: What was given to go on from, when that is not in the run's own folder.
+            continues: What was given to continue from, when that is not in the run's own folder.
         """
         origins = [checkpoint.header.get("origin") for checkpoint in loaded]
         self.origins = [origin for origin in origins if origin is not None]
-        if not self.config.is_group:  # a member that goes on alone still belongs to its group
+        if not self.config.is_group:  # a member that continues alone still belongs to its group
             self._group = loaded[0].header.get("group", self._group)
         if continues is not None:
             folder = self.folders[0].parent if self.config.is_group else self.folders[0]
             return [
-                f"{continues} goes on in a new run, {folder}, whose log begins at step "
+                f"{continues} continues in a new run, {folder}, whose log starts at step "
                 f"{loaded[0].step}: only a checkpoint in the folder of its own run is continued in "
                 "place"
             ]
@@ -317,7 +317,7 @@ def bytes_of_checkpoints(parts: Mapping[str, Any], keep: int) -> int:
 
 
 def set_newer_aside(folder: Path, step: int) -> list[str]:
-    """Move checkpoints after `step` out of the way: the run goes on and will write others."""
+    """Move checkpoints after `step` out of the way: the run continues and will write others."""
     newer = [entry for entry in list_checkpoints(folder) if entry.step > step]
     if not newer:
         return []

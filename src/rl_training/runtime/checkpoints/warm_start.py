@@ -72,7 +72,7 @@ class Origin:
         self.loaded = self._open()
         for checkpoint in self.loaded:
             trained = _task_of(checkpoint)
-            task.require_same_task(trained, "only a task of the same shapes can go on from it")
+            task.require_same_task(trained, "only a task of the same shapes can continue from it")
         self.report = TakenOver()
 
     def _open(self) -> list[Trained]:
@@ -135,7 +135,7 @@ class Origin:
         if unlike:
             return f"use its settings: {', '.join(unlike)}"
         algo = self.loaded[0].header["config"]["algo"]
-        return f"go on with {algo}, or with a method that has the same networks"
+        return f"continue with {algo}, or with a method that has the same networks"
 
     def _check_observations(self, checkpoint: Trained, learner: AnyLearner) -> None:
         there = any(
@@ -146,7 +146,8 @@ class Origin:
             raise SpecMismatch(
                 f"from_checkpoint {checkpoint.path}: its networks saw {words[there]}, but those of "
                 f"this run ({self.config.algo}) would see {words[learner.normalizes]}; set "
-                f"normalize_observations alike, or go on with {checkpoint.header['config']['algo']}"
+                "normalize_observations to the same value, or continue with "
+                f"{checkpoint.header['config']['algo']}"
             )
 
     def _check_scale(self, checkpoint: Trained, learner: AnyLearner) -> None:

@@ -1,8 +1,8 @@
 """Compiles traces and keeps the results on disk.
 
-On a CPU a trace becomes a shared library, made by a process of its own that builds the same learner
-from the same settings: the run goes on meanwhile and later loads the library in a millisecond.  On
-an accelerator the trace is compiled in this process; PyTorch keeps what it generated on disk.
+On a CPU a trace becomes a shared library, made by a separate process that builds the same learner
+from the same settings: the run continues meanwhile and later loads the library in a millisecond.
+On an accelerator the trace is compiled in this process; PyTorch caches its code on disk.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ def compile_here(made: Trace, source: Source, num_seeds: int) -> Program:
         with torch.no_grad():
             options = cuda_options(num_seeds) if on_cuda else None
             compiled = inductor.compile(made.graph, examples, options=options)
-    except Exception as error:  # whatever the compiler raises, the run can go on
+    except Exception as error:  # whatever the compiler raises, the run can continue
         raise CompileError(f"{source.name}: {type(error).__name__}: {error}") from error
 
     def call(inputs: list[Tensor]) -> Sequence[Tensor]:

@@ -118,8 +118,8 @@ def effect_of_rounding(source: Source, arguments: Sequence[Any], size: float) ->
 def _shares(source: Source) -> list[tuple[str, float]]:
     """Weight of each tensor in a comparison.
 
-    Adam moves a parameter by its whole step size even where the gradient is nothing but rounding;
-    the moments, which are linear in the gradient, tell more.
+    Adam moves a parameter by its whole learning rate even where the gradient is only rounding; the
+    moments, which are linear in the gradient, tell more.
     """
     owned = owned_tensors(source.owners)
     return [(path, 0.2 if tensor.requires_grad else 1.0) for path, tensor in owned.items()]

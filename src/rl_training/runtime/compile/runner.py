@@ -186,10 +186,10 @@ class Accelerator:
             difference = compare(source, program, arguments)
             allowed = TOLERANCE[precision := self.config.precision]
             if difference is not None and difference.size > allowed:
-                # A draw that rounding decides may change much of an update, and is no fault.
+                # A draw that rounding decides may change much of an update, and is not a fault.
                 allowed = max(allowed, effect_of_rounding(source, arguments, ROUNDING[precision]))
         too_far = difference is not None and difference.size > allowed
-        # A run taken up goes on as it was: the comparison was made when it changed over.
+        # A resumed run continues as it was: the comparison was made when it changed over.
         if too_far and self._decision.value != COMPILED:
             raise CompileError(f"compiled {source.name} differs from eager, {difference}")
         return program
@@ -238,7 +238,7 @@ class Accelerator:
         return {"decision": self._decision.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Follow the decision of the run that is taken up."""
+        """Follow the decision of the run that is resumed."""
         require_same_keys(self.state_dict(), state, "Accelerator")
         self._decision.load_state_dict(state["decision"])
         self._failed = self._failed or self._decision.value == EAGER
@@ -521,7 +521,7 @@ class ModelRunner:
     """Fits a learner's model of the dynamics, with compiled gradient steps when that is due.
 
     A fit begins eagerly and changes over by a rule that depends on the settings, the number of rows
-    and the counts in the checkpoint alone, so that one cut between two epochs goes on in the same
+    and the counts in the checkpoint alone, so that one cut between two epochs continues in the same
     way.
     """
 

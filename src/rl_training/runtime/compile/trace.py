@@ -1,7 +1,7 @@
 """Turns a function that uses tensors of other objects into one graph of tensor operations.
 
 The function is run once, for real, under PyTorch's proxy tracer, which sees operations below
-autograd: losses, gradients, optimizer and target updates become one graph, whatever Python stood
+autograd: losses, gradients, optimizer and target updates become one graph, whatever Python was
 between them.  Tensors are told apart by identity, so the learner's own code runs unchanged on its
 own tensors; those it used become inputs of the graph.
 """
@@ -32,7 +32,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 class CompileError(RLTrainingError):
-    """A program could not be compiled or loaded; the run goes on without it."""
+    """A program could not be compiled or loaded; the run continues without it."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What is written down when a run stops because of NaN, infinity or a broken environment.
 
 One JSON file of at most some hundred kilobytes in the run's folder: what was found, where the
-numbers stood, and which checkpoint is the last good one.  It is for people; nothing reads it back.
+numbers were, and which checkpoint is the last good one.  It is for people; nothing reads it back.
 """
 
 from __future__ import annotations

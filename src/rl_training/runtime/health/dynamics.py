@@ -41,8 +41,8 @@ def calibration(model: MLPMOPOEnsembleModel, rows: Tensor) -> dict[str, Tensor]:
     each = (distance <= 1).float().mean((1, 2))  # [S, O]
     one, two = each.mean(1), (distance <= 2).float().mean((1, 2, 3))
     error = torch.maximum((one - WITHIN_1_SIGMA).abs(), (two - WITHIN_2_SIGMA).abs())
-    found = {"within_1_sigma": one, "within_2_sigma": two, "calibration_error": error}
-    return found | named_outputs(model, "within_1_sigma", each)
+    shares = {"within_1_sigma": one, "within_2_sigma": two, "calibration_error": error}
+    return shares | named_outputs(model, "within_1_sigma", each)
 
 
 def named_outputs(model: MLPMOPOEnsembleModel, name: str, values: Tensor) -> dict[str, Tensor]:
@@ -50,10 +50,10 @@ def named_outputs(model: MLPMOPOEnsembleModel, name: str, values: Tensor) -> dic
 
     Of more observations than `MOST_NAMED` only the reward is named.
     """
-    size, found = model.obs_dim, {}
+    size, named = model.obs_dim, {}
     if size <= MOST_NAMED:
-        found = {f"{name}_obs_{entry}": values[:, entry] for entry in range(size)}
-    return found | ({f"{name}_reward": values[:, size]} if model.learn_reward else {})
+        named = {f"{name}_obs_{entry}": values[:, entry] for entry in range(size)}
+    return named | ({f"{name}_reward": values[:, size]} if model.learn_reward else {})
 
 
 @torch.no_grad()
@@ -136,7 +136,7 @@ def real_sequences(
 
 
 def imagined_terminals(rollout: Imagined, starts: int) -> Tensor:
-    """Share of the `starts` roll-outs of each seed that ended in the model's mind, `[S]`."""
+    """Share of the `starts` rollouts of each seed that ended in the model's mind, `[S]`."""
     return (rollout.terminated & rollout.valid).sum(1) / starts
 
 
@@ -162,7 +162,7 @@ SEQUENCES, LENGTH = 100, 5
 
 
 def fit_health(
-    imagination: Imagination, real: ReplayBuffer, rows: Tensor, found: Mapping[str, Tensor]
+    imagination: Imagination, real: ReplayBuffer, rows: Tensor, fitted: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return what there is to say after a fit, each `[S]`.
 
@@ -170,17 +170,17 @@ def fit_health(
         imagination: Whose model was fitted.
         real: Where its rows came from.
         rows: The table it was fitted to.
-        found: What the fit returned.
+        fitted: What the fit returned.
     """
     model = imagination.model
-    held_out = found["held_out"][:, :MOST_ROWS]
+    held_out = fitted["held_out"][:, :MOST_ROWS]
     unseen = take_rows(rows.expand(model.num_seeds, -1, -1), held_out)
     kind = imagination.penalty_kind
     values = {
         f"holdout_error_{member}": error
-        for member, error in enumerate(found["holdout_error"].unbind(1))
+        for member, error in enumerate(fitted["holdout_error"].unbind(1))
     }
-    values |= {name: v for name, v in found.items() if name not in ("holdout_error", "held_out")}
+    values |= {name: v for name, v in fitted.items() if name not in ("holdout_error", "held_out")}
     # Of the elites, which are rolled out: 1 is perfect, 0 no better than the mean of the data.
     errors = imagination.trainer.output_errors(rows, held_out)  # [S, M, O]
     errors = take_rows(errors, model.elites).mean(1)
@@ -197,7 +197,7 @@ def _open_loop(imagination: Imagination, real: ReplayBuffer) -> dict[str, Tensor
     rng = Rng(imagination.seeds, "model health", imagination.device)
     rng.seek(imagination.trainer.num_fits.value)
     obs, actions, inside = real_sequences(real, rng, SEQUENCES, LENGTH)
-    usable = int(inside.sum(1).min())  # whole ones stand first
+    usable = int(inside.sum(1).min())  # whole ones come first
     if usable == 0:
         return {}
     errors = open_loop_error(imagination.model, obs[:, :usable], actions[:, :usable])
@@ -205,20 +205,20 @@ def _open_loop(imagination: Imagination, real: ReplayBuffer) -> dict[str, Tensor
 
 
 def rollout_health(
-    imagination: Imagination, real: ReplayBuffer, made: Imagined, horizon: int
+    imagination: Imagination, real: ReplayBuffer, imagined: Imagined, horizon: int
 ) -> dict[str, Tensor]:
-    """Return what there is to say about roll-outs, each `[S]`."""
+    """Return what there is to say about rollouts, each `[S]`."""
     starts = imagination.config.rollout_batch_size
-    valid = made.valid.float()
+    valid = imagined.valid.float()
     count = valid.sum(1).clamp(min=1)
     rewards = real.rows["reward"][:, : len(real)].expand(imagination.model.num_seeds, -1)
-    above = exploitation(made, rewards)
+    above = exploitation(imagined, rewards)
     return {
         "rollout_horizon": torch.full_like(count, horizon),
         "rollout_length": valid.sum(1) / starts,
-        "imagined_terminals": imagined_terminals(made, starts),
-        "imagined_reward": (made.reward.nan_to_num() * valid).sum(1) / count,
-        "rollout_penalty": (made.penalty.nan_to_num() * valid).sum(1) / count,
+        "imagined_terminals": imagined_terminals(imagined, starts),
+        "imagined_reward": (imagined.reward.nan_to_num() * valid).sum(1) / count,
+        "rollout_penalty": (imagined.penalty.nan_to_num() * valid).sum(1) / count,
         "exploitation": above,
         "exploitation_alarm": (above > 0).float(),
     }

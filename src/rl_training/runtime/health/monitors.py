@@ -1,6 +1,6 @@
 """Signs that a run diverges, read off the figures of its log.
 
-They cost nothing during updates and change nothing: a run is told of each sign once, and goes on.
+They cost nothing during updates and change nothing: a run is told of each sign once, and continues.
 Bounds are wide, so that runs that learn say nothing; what is not finite is an error instead,
 see `diagnostics.py`.
 """
@@ -45,20 +45,20 @@ class Monitors:
 
     def look(self, rows: Sequence[Mapping[str, float]]) -> list[str]:
         """Return a sentence for each new sign in the rows of a log, one per seed."""
-        found: list[str] = []
+        signs: list[str] = []
         for row in rows:
             for kind, text in self.signs(row).items():
                 if kind not in self._said:
                     self._said.add(kind)
-                    found.append(text)
-        return found
+                    signs.append(text)
+        return signs
 
     def signs(self, row: Mapping[str, float]) -> dict[str, str]:
         """Return what a row shows, by kind of sign."""
-        found = self._values(row) | _policy(row)
+        signs = self._values(row) | _policy(row)
         if self._one_epoch:
-            found.pop("dead", None)
-        return found
+            signs.pop("dead", None)
+        return signs
 
     def _values(self, row: Mapping[str, float]) -> dict[str, str]:
         largest = max(((abs(row[name]), name) for name in VALUES if name in row), default=(0.0, ""))
@@ -79,22 +79,22 @@ def _policy(row: Mapping[str, float]) -> dict[str, str]:
     """Signs of methods that learn from rollouts of their own policy, which report a KL."""
     if "approx_kl" not in row:
         return {}
-    found = {}
+    signs = {}
     if row["approx_kl"] > LARGEST_KL:
-        found["kl"] = (
+        signs["kl"] = (
             f"approx_kl is {row['approx_kl']:.3g}, above {LARGEST_KL}: the policy leaps at each "
             "rollout; set target_kl, or lower learning_rate or update_epochs"
         )
     if row["approx_kl"] == 0.0 and row.get("clip_fraction") == 0.0:
-        found["dead"] = (
+        signs["dead"] = (
             "approx_kl and clip_fraction are zero: the policy gets no gradient; look at the "
             "rewards and the scale of the observations"
         )
     if 0.0 <= row.get("entropy", math.inf) < LEAST_ENTROPY:
-        found["entropy"] = (
+        signs["entropy"] = (
             f"entropy is {row['entropy']:.3g}: the policy has stopped exploring; raise ent_coef"
         )
-    return found
+    return signs
 
 
 def largest_reward(replay: Any) -> float | None:

@@ -58,8 +58,8 @@ class WorldModelHealth(LoopPhase):
         batch = replay.gather(replay.draw_rows(rng, SEQUENCES))
         context = min(CONTEXT, replay.sequence_length // 2)
         action = encode_action(batch.action, learner.actor)
-        found = open_loop(learner.world_model, batch, action, context, rng)
-        errors, counts = open_loop_errors(found)
+        loop = open_loop(learner.world_model, batch, action, context, rng)
+        errors, counts = open_loop_errors(loop)
         reached = (counts > 0).all(0).tolist()
         names = {
             f"open_loop_error_{steps}": errors[:, steps]
@@ -68,7 +68,7 @@ class WorldModelHealth(LoopPhase):
         }
         self.session.log_extra("model", per_seed(names))
         pictures = learner.world_model.decoder.pictures
-        shown = [pictures(part) for part in (found.real, found.reconstructed, found.predicted)]
+        shown = [pictures(part) for part in (loop.real, loop.reconstructed, loop.predicted)]
         if self._can_draw and all(part is not None for part in shown):
             self._write_videos([part for part in shown if part is not None])
 
@@ -95,7 +95,7 @@ def video_frames(real: Image, reconstructed: Image, predicted: Image) -> list[Im
 
     Returns:
         A picture `[B H, 4 W, 3]`, uint8, for each of T steps; in the last part, what is predicted
-        less what is real, grey is no difference.
+        less what is real, grey means no difference.
     """
     difference = (predicted - real + 1) / 2
     parts = [_coloured(part) for part in (real, reconstructed, predicted, difference)]

@@ -1,4 +1,4 @@
-"""Demonstrations in the on-policy loop: loaded when a run starts or is taken up."""
+"""Demonstrations in the on-policy loop: loaded when a run starts or is resumed."""
 
 from __future__ import annotations
 

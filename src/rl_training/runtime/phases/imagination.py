@@ -1,8 +1,8 @@
-"""When a model is fitted and when roll-outs are made, in the off-policy and the offline loop.
+"""When a model is fitted and when rollouts are made, in the off-policy and the offline loop.
 
 Both happen at the beginning of a pass, at steps that the settings fix; what has been done is
 counted in the checkpoint, so a run does not depend on where it was cut.  A fit may be cut between
-two of its epochs.  Roll-outs run eagerly: they are a few large products.
+two of its epochs.  Rollouts run eagerly: they are a few large products.
 Shapes: S seeds, B starts, K imagined rows, M members.
 """
 
@@ -98,8 +98,8 @@ class ImaginationPhase(LoopPhase, Stateful):
     def stops(self) -> list[int]:
         """Return the next steps at which the model is fitted or rolled out."""
         config, step = self.imagination.config, self.session.step
-        found = (times.next_after(step) for times in (config.fit_times, config.refresh_times))
-        return [time for time in found if time is not None]
+        stops = (times.next_after(step) for times in (config.fit_times, config.refresh_times))
+        return [time for time in stops if time is not None]
 
     def before_pass(self, runner: ReplayRunner) -> None:
         """Fit the model and imagine again, when that is due at this step."""
@@ -117,9 +117,9 @@ class ImaginationPhase(LoopPhase, Stateful):
         if self._model is None:
             self._model = ModelRunner(self.learner, self.imagination, runner)
         rows = buffer_rows(self.real)
-        found = self._model.fit(rows, self.session.pause)
+        fitted = self._model.fit(rows, self.session.pause)
         self.session.log_extra(
-            "model", per_seed(fit_health(self.imagination, self.real, rows, found))
+            "model", per_seed(fit_health(self.imagination, self.real, rows, fitted))
         )
 
     def _refresh(self) -> None:
@@ -127,11 +127,11 @@ class ImaginationPhase(LoopPhase, Stateful):
         config = imagination.config
         horizon = config.horizon(step)
         policy = partial(learner.act, explore=True)
-        made = imagination.rollout(policy, learner.rng, self.starts(), horizon, self.rules)
-        counted = rows_that_count(made)
+        imagined = imagination.rollout(policy, learner.rng, self.starts(), horizon, self.rules)
+        counted = rows_that_count(imagined)
         self.buffer.extend(fields_of(counted, imagination.worth(counted)), config.kept_at(step))
-        found = rollout_health(imagination, self.real, made, horizon)
-        self.session.log_extra("imagined", per_seed(found))
+        health = rollout_health(imagination, self.real, imagined, horizon)
+        self.session.log_extra("imagined", per_seed(health))
 
     def starts(self) -> Tensor:
         """Draw real states to start from, `[S, B, D]`."""
@@ -140,10 +140,10 @@ class ImaginationPhase(LoopPhase, Stateful):
         return take_rows(real.rows["obs"].expand(learner.num_seeds, -1, -1), index)
 
 
-def fields_of(made: Imagined, reward: Tensor) -> dict[str, Tensor]:
+def fields_of(imagined: Imagined, reward: Tensor) -> dict[str, Tensor]:
     """Return imagined transitions as rows of a buffer, with the given reward."""
     names = ("obs", "action", "next_obs", "terminated")
-    return {name: getattr(made, name) for name in names} | {"reward": reward}
+    return {name: getattr(imagined, name) for name in names} | {"reward": reward}
 
 
 def synthetic_buffer(imagination: Imagination, real: ReplayBuffer) -> SyntheticBuffer:
@@ -161,7 +161,7 @@ def synthetic_buffer(imagination: Imagination, real: ReplayBuffer) -> SyntheticB
     width = 2 * model.obs_dim + model.action_dim + 3
     needed = 4 * width * config.synthetic_capacity * len(seeds)
     what = f"the buffer of {config.synthetic_capacity} imagined transitions"
-    advice = "set algo_kwargs.synthetic_buffer_capacity, or fewer and shorter roll-outs"
+    advice = "set algo_kwargs.synthetic_buffer_capacity, or fewer and shorter rollouts"
     require_free(needed, what, imagination.device, advice)
     return SyntheticBuffer(
         config.synthetic_capacity,

@@ -29,7 +29,7 @@ class PriorData(LoopPhase):
     def before_loop(self, runner: ReplayRunner) -> None:
         """Do the updates on prior data alone that are still to be done.
 
-        The learner's own count says how many are, so a run that is taken up goes on where it was.
+        The learner's own count says how many are, so a run that is resumed continues where it was.
         They take no steps: checkpoints, one every `checkpoint_interval` updates, are of step 0, and
         so is the line of the log that has their averages.
         """

@@ -72,7 +72,7 @@ MEDIUM = 1 / 3
 MEDIUM_RANGE = (0.2, 0.5)
 """Places that still count as medium."""
 LANES = 32
-"""Environments side by side; the rows depend on it, so it is no setting."""
+"""Environments side by side; the rows depend on it, so it is not a setting."""
 REFERENCE_EPISODES = 100
 _REPLAY = "replay"
 _SPARE = 2
@@ -86,7 +86,7 @@ class Request:
     name: str
     """`hopper-medium`."""
     run: Path | None = None
-    """Finished run of SAC on the task; None trains one, or takes up the one that was begun."""
+    """Finished run of SAC on the task; None trains one, or resumes the one that was begun."""
     out: Path | None = None
     """Folder of the set; None takes `datasets/locomotion/NAME`."""
     rows: int | None = None
@@ -120,7 +120,7 @@ def make_locomotion(
 
     Raises:
         DataError: When there is no such set, or the run cannot be used for it.
-        TrainingInterrupted: When a signal stopped the training; the same command goes on.
+        TrainingInterrupted: When a signal stopped the training; the same command continues.
     """
     task, level = find_level(request.name)
     env_id = TASKS[task]
@@ -207,7 +207,7 @@ def _policies(request: Request, task: str, out: Path, callbacks: tuple[Callback,
 
 
 def _trained(request: Request, task: str, parent: Path, callbacks: tuple[Callback, ...]) -> Path:
-    """Train a run, or take up one that was begun; every checkpoint is kept."""
+    """Train a run, or resume one; every checkpoint is kept."""
     name = f"{task}-sac-seed{request.seed}"
     folder = parent / name
     if folder.exists():
@@ -436,7 +436,7 @@ def replayed(checkpoint: Path, spec: EnvSpec, config: TrainConfig) -> OfflineDat
         "terminations": fields["continues"] == 0.0,
         "truncations": fields["truncated"] != 0.0,
     }
-    # Rows of a step stand side by side; those of one environment have to follow each other.
+    # Rows of a step are side by side; those of one environment have to follow each other.
     count, lanes = len(fields["reward"]), config.num_envs
     order = np.arange(count).reshape(-1, lanes).T.reshape(-1)
     columns = {name: np.ascontiguousarray(column[order]) for name, column in columns.items()}

@@ -343,7 +343,7 @@ def _navigated(
 
 
 def _free_cells(maze: Array) -> tuple[list[Cell], list[Cell]]:
-    """Return all cells without a wall, and those of them that are no straight corridor."""
+    """Return all cells without a wall, and those of them that are not a straight corridor."""
     cells = [(int(i), int(j)) for i, j in np.argwhere(maze == 0)]
     crossings = []
     for i, j in cells:

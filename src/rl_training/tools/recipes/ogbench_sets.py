@@ -3,7 +3,7 @@
 `cube-single-play` has no rewards, as published: 0 in every row.  Its single tasks have the same
 rows with rewards and terminations by the task, which OGBench's own `relabel_dataset` computes.
 There, a row in the goal state has mask 0: it is not bootstrapped.  Here it is a termination, which
-means the same to every learner; the recording goes on after it, and its trajectories end truncated.
+means the same to every learner; the recording continues after it, and trajectories end truncated.
 
 Shapes: N rows.
 """
@@ -288,7 +288,7 @@ def _folder_at(path: Path, part: Path) -> Iterator[None]:
     except OSError as error:
         raise DataError(
             f"{path} cannot be written ({error.strerror or error}); run the same command again "
-            "when that is mended, it goes on where it was"
+            "when that is fixed, it continues where it was"
         ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)

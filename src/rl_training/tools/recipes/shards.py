@@ -1,7 +1,7 @@
 """Episodes made in processes and kept in shards, so that work that was done is never lost.
 
 A shard holds some whole episodes.  It appears under its name when it is complete, so what a killed
-command leaves behind are whole shards, and the same command goes on where it was.  Which process
+command leaves behind are whole shards, and the same command continues where it was.  Which process
 makes a shard changes nothing in it.  Processes import this module, so it imports no PyTorch.
 """
 
@@ -162,8 +162,8 @@ def make_shards(
     except BrokenProcessPool:
         raise DataError(
             f"{work.name}: a process that made episodes has died, maybe for lack of memory; what "
-            f"is finished is kept in {work.folder}, and the same command goes on from there (with "
-            "a smaller --jobs if memory was short)"
+            f"is finished is kept in {work.folder}, and the same command continues from there "
+            "(with a smaller --jobs if memory was short)"
         ) from None
     finally:
         maker.close()
@@ -232,7 +232,7 @@ def _refused(work: Work, error: OSError) -> DataError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DataError(
             f"{work.name}: the disk of {work.folder} is full; make room and run the same command "
-            "again, it goes on where it was"
+            "again, it continues where it was"
         )
     return DataError(f"{work.folder} cannot be written ({error.strerror or error})")
 
