@@ -593,6 +593,20 @@ class OnPolicyLearner(Learner[RolloutBatch]):
     compiled: ClassVar[tuple[str, ...]] = ("minibatch_step",)
     """Methods that `step` calls many times and that are compiled, each with its first arguments."""
 
+    def setup_inputs(self) -> None:
+        """Create the statistics, which whole rollouts move: a policy is one throughout its own."""
+        super().setup_inputs()
+        self.counts_observations = False
+
+    def normalized(self, batch: RolloutBatch) -> RolloutBatch:
+        """Leave a rollout as it is: a method standardises what it computes of one."""
+        return batch
+
+    def see_rollout(self, batch: RolloutBatch) -> None:
+        """Move the statistics of observations by a rollout that was learned from."""
+        if self.normalizes:
+            self.obs_norm.update(self.as_floats(batch.obs.flatten(1, 2)))
+
     @property
     def rollout_steps(self) -> int:
         """Steps of each environment per rollout."""

@@ -88,23 +88,25 @@ class PQN(OnPolicyLearner):
     def step(self, batch: RolloutBatch) -> StepOutput:
         """Do several epochs of minibatch steps on a rollout."""
         metrics, steps = self.epochs(self.prepare(batch))
+        self.see_rollout(batch)
         return StepOutput(metrics, num_gradient_steps=steps)
 
     @torch.no_grad()
     def prepare(self, batch: RolloutBatch) -> Targets:
         """Compute the targets of a rollout from max_a Q(s', a)."""
-        next_obs = batch.next_obs.flatten(1, 2)
+        obs = self.normalize(batch.obs.flatten(1, 2))  # [S, T n, ...]
+        next_obs = self.normalize(batch.next_obs.flatten(1, 2))
         next_q = best_allowed(self.q_network(next_obs), self.allowed(next_obs))
         next_value = next_q.amax(-1)  # [S, T n]
         target = lambda_returns(
-            batch.reward,
+            self.scaled(batch.reward),
             next_value.view_as(batch.reward),
             batch.terminated,
             batch.truncated,
             gamma=self.config.gamma,
             q_lambda=self.config.q_lambda,
         )
-        return Targets(batch.obs.flatten(1, 2), batch.action.flatten(1, 2), target.flatten(1, 2))
+        return Targets(obs, batch.action.flatten(1, 2), target.flatten(1, 2))
 
     def loss(self, batch: Targets) -> tuple[Tensor, dict[str, Tensor]]:
         """Half squared error of Q of the actions taken, `[S]` (Algorithm 1), and metrics."""
@@ -136,7 +138,7 @@ class PQN(OnPolicyLearner):
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """Choose the best action, or, with probability epsilon, a random one."""
-        return self.epsilon_greedy(obs, noise, self.share_random.tensor)
+        return self.epsilon_greedy(self.normalize(obs), noise, self.share_random.tensor)
 
     def epsilon_greedy(self, obs: Tensor, noise: Tensor, epsilon: float | Tensor) -> Tensor:
         """Choose the best action, or a random one where noise `[S, n, 2]` says so."""
@@ -155,13 +157,14 @@ class PQN(OnPolicyLearner):
     def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Choose the best action, or when exploring, with probability epsilon, a random one."""
         if explore:
-            return self.sample(obs, self.draw_noise(1, obs.shape[1])[:, 0])
+            noise = self.draw_noise(1, obs.shape[1])[:, 0]
+            return self.epsilon_greedy(obs, noise, self.share_random.tensor)
         return self.best(obs)
 
-    def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:  # noqa: ARG002
+    def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:
         """Choose the best action, or a random one by `eval_epsilon`."""
         noise = self.draw_noise(1, obs.shape[1])[:, 0]
-        return self.epsilon_greedy(obs, noise, self.config.eval_epsilon)
+        return self.epsilon_greedy(self.shown(state, obs), noise, self.config.eval_epsilon)
 
 
 def pqn_loss(learner: PQN, batch: RolloutBatch) -> dict[str, Tensor]:

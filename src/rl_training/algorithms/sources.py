@@ -265,6 +265,12 @@ class RolloutSettings(Settings):
     """Passes over a rollout."""
     minibatch_size: PositiveInt = 256
     """Transitions per gradient step and seed; a last short minibatch is dropped."""
+    normalize_observations: bool = False
+    """Standardise observations by running statistics, which are part of the checkpoint and move
+    once a rollout, after it was learned from."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running deviation of the discounted return, clipped to +-10; returns
+    are reported without it."""
 
 
 def replay_settings(config: Settings) -> ReplaySettings | None:
