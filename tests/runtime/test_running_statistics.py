@@ -132,7 +132,7 @@ class Told(Parts):
 
     def step(self, action: Any) -> Any:
         before = self._shown
-        obs, _, terminated, truncated, info = super().step(action)
+        obs, _, terminated, _, info = super().step(action)
         reward = float(self.compute_reward(obs["achieved_goal"], obs["desired_goal"], info))
         cut = not terminated and self._time >= 13 and self.np_random.random() < 0.5
         Told.notes.append((id(self), before, reward, terminated or cut))
@@ -172,7 +172,7 @@ def numbers_of(obs: dict[str, Any]) -> Array:
 def test_a_runs_statistics_are_those_of_all_that_its_task_showed_and_paid(
     algo: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Against NumPy, over ends and time limits; flags, counts, images and masks stay as they are."""
+    """Against NumPy, over ends and time limits; what is no number of the task stays as it is."""
     steered = "discrete" not in get_algorithm_spec(algo).action_kinds
     config = small_config(
         algo,
