@@ -8,8 +8,8 @@ Deviations: a time limit is no termination: its target bootstraps from the final
     the authors' code ends the return.  Values of s' are computed in one pass over the finished
     rollout, by the parameters that gathered it, in place of those noted while acting, which are
     the same.  Weights start orthogonal after images and as PyTorch's own elsewhere (he_normal and
-    lecun_normal there); no batch normalisation of inputs; a reward scale belongs to the task
-    (`env_kwargs.wrappers`).
+    lecun_normal there); no batch normalisation of inputs, but running statistics
+    (`normalize_observations`); a reward scale belongs to the task (`env_kwargs.wrappers`).
 """
 
 from __future__ import annotations
