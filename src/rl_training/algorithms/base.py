@@ -24,7 +24,7 @@ from rl_training.algorithms.optim import (
     make_optimizer,
     seed_view,
 )
-from rl_training.algorithms.sources import RolloutSettings
+from rl_training.algorithms.sources import RolloutSettings, RolloutStatistics
 from rl_training.data.batch import RolloutBatch, RolloutRows, SequenceBatch, TransitionBatch
 from rl_training.data.datasets.config import DatasetSettings
 from rl_training.data.normalizer import DiscountedReturns, ReturnScale, RunningNorm
@@ -594,13 +594,17 @@ class OnPolicyLearner(Learner[RolloutBatch]):
     """Methods that `step` calls many times and that are compiled, each with its first arguments."""
 
     def setup_inputs(self) -> None:
-        """Create the statistics, which whole rollouts move: a policy is one throughout its own."""
+        """Create the statistics; with `RolloutStatistics` those of observations move by rollouts.
+
+        A policy is then one throughout its own rollout.
+        """
         super().setup_inputs()
-        self.counts_observations = False
+        if isinstance(self.config, RolloutStatistics):
+            self.counts_observations = False
 
     def normalized(self, batch: RolloutBatch) -> RolloutBatch:
-        """Leave a rollout as it is: a method standardises what it computes of one."""
-        return batch
+        """Leave a rollout to a method that standardises what it computes of one."""
+        return batch if isinstance(self.config, RolloutStatistics) else super().normalized(batch)
 
     def see_rollout(self, batch: RolloutBatch) -> None:
         """Move the statistics of observations by a rollout that was learned from."""

@@ -23,7 +23,7 @@ from rl_training.algorithms.config import AlgoConfig, LRSchedule, part_of
 from rl_training.algorithms.losses import gae, ppo_policy_loss, ppo_value_loss
 from rl_training.algorithms.optim import learning_rate_factor
 from rl_training.algorithms.pixel_config import PixelConfig, shared_encoder
-from rl_training.algorithms.sources import RolloutSettings
+from rl_training.algorithms.sources import RolloutSettings, RolloutStatistics
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch, RolloutRows
 from rl_training.envs.spec import EnvSpec
@@ -41,7 +41,7 @@ from rl_training.validation import (
 )
 
 
-class PPOConfig(AlgoConfig):
+class PPOConfig(RolloutStatistics, AlgoConfig):
     """Settings of PPO."""
 
     varying: ClassVar[frozenset[str]] = frozenset(

@@ -24,7 +24,7 @@ from rl_training.algorithms.base import ActingState, OnPolicyLearner, StepOutput
 from rl_training.algorithms.config import AlgoConfig, OptimizerChoice, OptimizerSettings, part_of
 from rl_training.algorithms.losses import lambda_returns
 from rl_training.algorithms.pixel_config import PixelConfig, encoder_for
-from rl_training.algorithms.sources import RolloutSettings
+from rl_training.algorithms.sources import RolloutSettings, RolloutStatistics
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.value_based import EpsilonGreedy
 from rl_training.data.batch import RolloutBatch, RolloutRows
@@ -37,7 +37,7 @@ from rl_training.state import Scalar
 from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Settings, Sizes
 
 
-class PQNConfig(AlgoConfig):
+class PQNConfig(RolloutStatistics, AlgoConfig):
     """Settings of PQN."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"learning_rate"})

@@ -265,6 +265,11 @@ class RolloutSettings(Settings):
     """Passes over a rollout."""
     minibatch_size: PositiveInt = 256
     """Transitions per gradient step and seed; a last short minibatch is dropped."""
+
+
+class RolloutStatistics(Settings):
+    """What a learner standardises when it prepares a rollout."""
+
     normalize_observations: bool = False
     """Standardise observations by running statistics, which are part of the checkpoint and move
     once a rollout, after it was learned from."""
