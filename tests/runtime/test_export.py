@@ -17,15 +17,23 @@ import torch
 from numpy.typing import NDArray
 
 from helpers.tiny import ROOT, run_cli, run_python, tiny_config
+from rl_training.algorithms.spec import Loop
 from rl_training.errors import DataError, MissingExtraError, SpecMismatch
-from rl_training.experiment.registry import algorithm_names
+from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import LoadedAgent, load_agent
-from rl_training.testing.contract import build, parts_task, small_config, takes_parts
+from rl_training.testing.contract import (
+    build,
+    parts_task,
+    parts_tasks,
+    small_config,
+    takes_parts,
+)
 from rl_training.tools import export as exporting
 from rl_training.tools.export import FORMATS, describe, export_agent, require_function
 
-NOT_FUNCTIONS = {"pets", "dreamer", "recurrent_ppo", "recurrent_dqn", "recurrent_sac"}
+MEMORIES = {"recurrent_ppo", "recurrent_dqn", "recurrent_sac"}
+NOT_FUNCTIONS = {"pets", "dreamer", *MEMORIES}
 """Methods whose action depends on more than the observation."""
 
 
@@ -143,6 +151,64 @@ def test_a_policy_with_a_memory_is_a_program_with_a_state(memory: str, tmp_path:
     expected = [agent.predict(obs, state) for obs in observations]
     assert np.array_equal(actions, expected)
     assert np.allclose(after["memory"], vars(state)["memory"][0], atol=1e-6)
+
+
+def masked_or_remembering() -> list[tuple[str, str]]:
+    """Every method with masks or a memory, with each task of all kinds of parts that it takes."""
+    return [
+        (algo, task)
+        for algo in algorithm_names()
+        for task in parts_tasks(algo)
+        if algo in MEMORIES or not task.endswith("SteeredParts")
+    ]
+
+
+def learned(algo: str, task: str, folder: Path) -> LoadedAgent:
+    """An agent on standardised observations, of a short run where that needs no data."""
+    spec = get_algorithm_spec(algo)
+    names = {"normalize_observations"} & spec.config_class.model_fields.keys()
+    settings = dict.fromkeys(names, True)
+    if spec.loop is Loop.OFFLINE:
+        return untrained(algo, task=task, **settings)
+    changes: dict[str, Any] = {"total_timesteps": 48, "eval_episodes": 1, "accelerate": "off"}
+    config = small_config(algo, folder, task=task, algo_kwargs=settings, **changes)
+    return load_agent(train(config).run_dir, device="cpu")
+
+
+@pytest.mark.expensive(only=("recurrent_dqn",))
+@pytest.mark.parametrize(("algo", "task"), masked_or_remembering())
+def test_masks_and_memories_leave_with_the_policy(algo: str, task: str, tmp_path: Path) -> None:
+    """The file alone acts as the checkpoint does, step after step from its own state."""
+    agent = learned(algo, task, tmp_path)
+    parts = agent.env_spec.observation
+    assert parts is not None
+    made = export_agent(agent, tmp_path / "policy.onnx")
+    assert made.largest_difference <= 1e-6
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    program = {
+        name: np.zeros((7, *part["shape"]), part["dtype"])
+        for name, part in describe(agent).get("state", {}).items()
+    }
+    state = agent.learner.initial_acting_state(7)
+    assert (state is not None) == bool(program)
+    largest, rng = made.largest_difference, np.random.default_rng(0)
+    for _ in range(6):
+        obs = parts.examples(7, rng)
+        given = {f"obs/{name}": value for name, value in obs.items()}
+        given |= {f"state_{name}": value for name, value in program.items()}
+        action, *after = session.run(["action", *(f"next_{name}" for name in program)], given)
+        program = dict(zip(program, after, strict=True))
+        expected = agent.predict(parts.nested(obs), state)
+        assert action.dtype == expected.dtype
+        pairs = [(action, expected)] + [
+            (value, vars(state)[name][0].numpy()) for name, value in program.items()
+        ]
+        largest = max(largest, *(float(np.abs(ours - theirs).max()) for ours, theirs in pairs))
+        if "action_mask" in obs:
+            first = np.cumsum((0, *agent.env_spec.choices[:-1]))
+            places = action.reshape(7, -1) - 2 + first  # actions of these tasks count from 2
+            assert np.take_along_axis(obs["action_mask"], places, 1).all()
+    assert largest <= 1e-6
 
 
 SHORT: dict[str, Any] = {"planning_horizon": 3, "planning_iterations": 2}

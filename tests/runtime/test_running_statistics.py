@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import gymnasium as gym
 import numpy as np
@@ -14,18 +14,22 @@ from torch import Tensor
 
 from helpers.tiny import learner_digest, run_cli, tiny_config, write_tiny
 from rl_training import DQN, PPO, SAC
-from rl_training.algorithms.base import AnyLearner
-from rl_training.data.batch import TransitionBatch
+from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
+from rl_training.algorithms.spec import Loop
+from rl_training.data.batch import RolloutBatch, SequenceBatch, TransitionBatch
 from rl_training.data.datasets.config import DatasetSettings
 from rl_training.data.normalizer import DiscountedReturns, ReturnScale, RunningNorm
 from rl_training.errors import ConfigError, SpecMismatch
 from rl_training.experiment.checkpointing import open_checkpoint
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
+from rl_training.models.rows import as_floats, is_number
 from rl_training.runtime.checkpoints.verify import verify_resume
 from rl_training.runtime.collector import RunningStatistics
 from rl_training.runtime.train import train
+from rl_training.runtime.workflows import load_agent
 from rl_training.testing.contract import (
     PIXEL_TASK,
+    Parts,
     build,
     flat_state,
     make_batch,
@@ -43,6 +47,10 @@ ONLINE = [
     and not issubclass(get_algorithm_spec(name).config_class, DatasetSettings)
     and name != "gail"
 ]
+TRANSITIONS, ROLLOUTS, SEQUENCES = (
+    [name for name in ONLINE if get_algorithm_spec(name).learner.batch_class is kind]
+    for kind in (TransitionBatch, RolloutBatch, SequenceBatch)
+)
 Array = NDArray[Any]
 
 
@@ -100,6 +108,116 @@ def test_rewards_that_never_come_are_scaled_to_nothing() -> None:
     assert scale(torch.zeros(1, 3)).abs().sum() == 0
 
 
+class Told(Parts):
+    """A task of every kind of part, with goals, that notes what it showed, paid and ended."""
+
+    notes: ClassVar[list[tuple[int, dict[str, Any], float, bool]]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        goal = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        seen = dict(cast(gym.spaces.Dict, self.observation_space))
+        self.observation_space = gym.spaces.Dict(
+            {"achieved_goal": goal, "desired_goal": goal} | seen
+        )
+        self._shown: dict[str, Any] = {}
+
+    def _obs(self) -> dict[str, Any]:
+        goals = self.np_random.normal(5.0, 2.0, (2, 2)).astype(np.float32)
+        self._shown = {"achieved_goal": goals[0], "desired_goal": goals[1], **super()._obs()}
+        return self._shown
+
+    def compute_reward(self, achieved: Array, desired: Array, info: Any) -> Any:
+        return (achieved - desired).sum(-1)
+
+    def step(self, action: Any) -> Any:
+        before = self._shown
+        obs, _, terminated, _, info = super().step(action)
+        reward = float(self.compute_reward(obs["achieved_goal"], obs["desired_goal"], info))
+        cut = not terminated and self._time >= 13 and self.np_random.random() < 0.5
+        Told.notes.append((id(self), before, reward, terminated or cut))
+        return obs, reward, terminated, cut, info
+
+
+class SteeredTold(Told):
+    """The same with continuous actions."""
+
+    sizes = ()
+
+
+def numbers_of(obs: dict[str, Any]) -> Array:
+    """The real numbers of an observation, which alone are standardised."""
+    return np.concatenate([obs["achieved_goal"], obs["desired_goal"], obs["state"][0]])
+
+
+@pytest.mark.expensive(only=("recurrent_dqn", "pqn"))
+@pytest.mark.parametrize(
+    ("algo", "settings"),
+    [
+        ("dqn", {"n_step": 3, "prioritized": True}),
+        ("dqn", {"n_step": 2, "hindsight": "future"}),
+        ("c51", {"n_step": 3}),
+        ("discrete_sac", {}),
+        ("pqn", {}),
+        ("ppo", {}),
+        ("recurrent_ppo", {}),
+        ("recurrent_dqn", {"n_step": 3}),
+        ("recurrent_sac", {}),
+        ("redq", {"n_step": 3, "prioritized": True}),
+        ("droq", {}),
+        ("crossq", {}),
+        ("tqc", {"hindsight": "final"}),
+    ],
+)
+def test_a_runs_statistics_are_those_of_all_that_its_task_showed_and_paid(
+    algo: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Against NumPy, over ends and time limits; what is no number of the task stays as it is."""
+    steered = "discrete" not in get_algorithm_spec(algo).action_kinds
+    config = small_config(
+        algo,
+        tmp_path,
+        task=f"{__name__}:{'SteeredTold' if steered else 'Told'}",
+        env_kwargs={},
+        num_envs=2,
+        total_timesteps=128,
+        eval_episodes=0,
+        accelerate="off",
+        algo_kwargs=BOTH | {"eval_interval": 0} | settings,
+    )
+    Told.notes.clear()
+    learner = load_agent(train(config).run_dir, device="cpu").learner
+    lanes: dict[int, list[tuple[dict[str, Any], float, bool]]] = {}
+    for env, obs, reward, ended in Told.notes:
+        lanes.setdefault(env, []).append((obs, reward, ended))
+    steps = [lane for lane in lanes.values() if len(lane) == 64]
+    assert len(steps) == 2, {env: len(lane) for env, lane in lanes.items()}
+    numbers = np.array([numbers_of(obs) for lane in steps for obs, _, _ in lane])
+    assert learner.obs_parts is not None
+    columns = is_number(learner.obs_parts, "cpu").numpy()
+    mean, variance = (
+        part[0, 0].double().numpy()[columns]
+        for part in (learner.obs_norm.mean, learner.obs_norm.variance)
+    )
+    # A row has its parts in an order of its own, so they are looked up by name.
+    order = np.argsort(mean), np.argsort(numbers.mean(0))
+    np.testing.assert_allclose(mean[order[0]], numbers.mean(0)[order[1]], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(variance[order[0]], numbers.var(0)[order[1]], rtol=1e-4)
+    reward, ended = (
+        np.array([[row[place] for row in lane] for lane in steps]).T for place in (1, 2)
+    )
+    _, expected = slow_scale(reward.astype(np.float32), ended, config.algo_config.gamma)
+    assert ended.sum() > 4
+    np.testing.assert_allclose(learner.return_norm.variance[0, 0], expected, rtol=1e-5)
+    rows = torch.from_numpy(learner.obs_parts.example_rows(5, np.random.default_rng(1)))
+    floats = as_floats(learner.obs_parts, rows).numpy()
+    shown = learner.normalize(rows[None])[0].numpy()
+    wanted = ((floats[:, columns] - mean) / np.sqrt(variance)).clip(-10, 10)
+    np.testing.assert_allclose(shown[:, columns], wanted, rtol=1e-4, atol=1e-5)
+    assert np.array_equal(shown[:, ~columns], floats[:, ~columns])
+    assert columns.sum() == numbers.shape[1]
+
+
 @pytest.mark.parametrize("algo", ["sac", "dqn"])
 def test_a_run_has_the_statistics_of_what_its_replay_holds(algo: str, tmp_path: Path) -> None:
     """The replay keeps observations and rewards as they were."""
@@ -131,7 +249,7 @@ def shown(learner: AnyLearner, algo: str, env: Any, seeds: tuple[int, ...]) -> N
         learner.see_step(obs, reward, ended, returns)
 
 
-@pytest.mark.parametrize("algo", [name for name in ONLINE if not name.endswith("ppo")])
+@pytest.mark.parametrize("algo", TRANSITIONS)
 def test_a_batch_is_normalised_by_the_statistics_of_now(algo: str) -> None:
     learner, env = build(algo, **BOTH)
     with no_host_reads():
@@ -170,6 +288,81 @@ def test_ppo_learns_from_scaled_rewards_and_moves_observations_with_the_rollout(
             assert torch.equal(value, flat_state(scaled.state_dict())[name]), name
 
 
+def fixed(learner: AnyLearner, mean: float = 0.0, deviation: float = 1.0) -> None:
+    """Let all statistics be these, as if they came of very much."""
+    for norm in (learner.obs_norm, learner.return_norm):
+        norm.mean.fill_(mean)
+        norm.variance.fill_(deviation**2)
+        norm.count.fill_(1e12)
+
+
+@pytest.mark.parametrize("algo", [*ROLLOUTS, *SEQUENCES])
+def test_an_update_is_that_of_a_batch_standardised_by_hand(algo: str) -> None:
+    """A rollout, or replayed sequences: the same losses and the same parameters after it."""
+    ours, env = build(algo, **BOTH)
+    plain, _ = build(algo)
+    fixed(ours, 3.0, 2.0)
+    batch: Any = make_batch(algo, env, (0,))
+    fields = vars(batch) | {"reward": batch.reward / 2}  # rewards keep their mean
+    for name in {"obs", "next_obs"} & fields.keys():
+        fields[name] = ((fields[name] - 3) / 2).clamp(-10, 10)
+    metrics, by_hand = (
+        learner.update(given).metrics
+        for learner, given in ((ours, batch), (plain, type(batch)(**fields)))
+    )
+    assert dict(metrics) == pytest.approx(dict(by_hand), rel=1e-3, abs=1e-5)
+    state = flat_state(ours.state_dict())
+    for name, value in flat_state(plain.state_dict()).items():
+        if isinstance(value, Tensor) and "norm" not in name and value.is_floating_point():
+            torch.testing.assert_close(value, state[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("algo", ROLLOUTS)
+def test_a_rollout_is_gathered_by_one_policy_and_moves_the_statistics_then(algo: str) -> None:
+    learner, env = build(algo, **BOTH)
+    shown(learner, algo, env, (0,))
+    assert learner.obs_norm.count == 0
+    assert learner.return_norm.count > 0
+    batch: Any = make_batch(algo, env, (0,))
+    obs = batch.obs[:, 0]
+    fixed(learner, 0.5, 3.0)
+    assert isinstance(learner, OnPolicyLearner)
+    noise = learner.draw_noise(1, obs.shape[1])[:, 0]
+    by_hand, _ = build(algo)
+    assert isinstance(by_hand, OnPolicyLearner)
+    states = [agent.initial_acting_state(obs.shape[1]) for agent in (learner, by_hand)]
+    drawn = [
+        agent.sample(given, noise) if state is None else agent.sample_on(state, given, noise)
+        for agent, given, state in zip(
+            (learner, by_hand), (obs, (obs - 0.5) / 3), states, strict=True
+        )
+    ]
+    torch.testing.assert_close(drawn[0], drawn[1])
+    learner.obs_norm.count.zero_()
+    learner.update(batch)
+    torch.testing.assert_close(
+        learner.obs_norm.mean[:, 0], batch.obs.flatten(1, 2).mean(1), check_dtype=False
+    )
+
+
+@pytest.mark.expensive(only=("pqn", "recurrent_sac"))
+@pytest.mark.parametrize("algo", ONLINE)
+def test_all_ways_to_act_see_standardised_observations(algo: str) -> None:
+    ours, env = build(algo, **BOTH)
+    plain, _ = build(algo)
+    fixed(ours, 3.0, 2.0)
+    batch: Any = make_batch(algo, env, (0,))
+    obs = batch.obs.flatten(1, -2)
+    shown_by_hand = ((obs - 3) / 2).clamp(-10, 10)
+    with torch.no_grad():
+        for way in ("act", "draw_action"):
+            torch.testing.assert_close(getattr(ours, way)(obs), getattr(plain, way)(shown_by_hand))
+        exploring = [
+            agent.act(given, explore=True) for agent, given in ((ours, obs), (plain, shown_by_hand))
+        ]
+    torch.testing.assert_close(*exploring)
+
+
 @pytest.mark.parametrize("algo", ONLINE)
 def test_stacked_seeds_have_the_statistics_of_single_ones(algo: str) -> None:
     seeds = (3, 5)
@@ -196,6 +389,10 @@ def test_stacked_seeds_have_the_statistics_of_single_ones(algo: str) -> None:
         ("mbpo", {}),
         ("ppo", {"num_envs": 2}),
         ("gail", {"algo_kwargs": {"normalize_rewards": False}}),
+        ("pqn", {"num_envs": 2}),
+        ("recurrent_ppo", {"num_envs": 2}),
+        ("recurrent_dqn", {"num_envs": 2}),
+        ("recurrent_sac", {}),
     ],
 )
 def test_a_run_is_cut_and_goes_on_to_the_bit(
@@ -295,6 +492,7 @@ def test_all_doors_lead_to_the_same_run(tmp_path: Path) -> None:
         ("pets", {"normalize_observations": True}, "its model standardises what it is given"),
         ("pets", {"normalize_rewards": True}, "its model predicts the task's own rewards"),
         ("dreamer", {"normalize_observations": True}, "symlogs of vectors"),
+        ("dreamer", {"normalize_rewards": True}, "divides returns by their range"),
         ("gail", {"normalize_rewards": True}, "GAIL does not learn from the task's rewards"),
         ("sac", {"normalize_rewards": True, "reward_scale": 0.1}, "leave reward_scale and"),
         ("sac", {"normalize_observations": 1}, "normalize_observations must be true or false"),
@@ -305,6 +503,18 @@ def test_a_mistake_is_one_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         small_config(algo, tmp_path, algo_kwargs=settings)
+
+
+def test_every_online_method_has_both_settings_or_a_reason() -> None:
+    without = {
+        name
+        for name in algorithm_names()
+        if get_algorithm_spec(name).loop is not Loop.OFFLINE
+        and not BOTH.keys() <= get_algorithm_spec(name).config_class.model_fields.keys()
+    }
+    assert without == {"pets", "dreamer"}
+    for name in without:
+        assert BOTH.keys() <= get_algorithm_spec(name).config_class.why_not.keys()
 
 
 def test_images_are_not_standardised() -> None:

@@ -24,7 +24,7 @@ from rl_training.algorithms.optim import (
     make_optimizer,
     seed_view,
 )
-from rl_training.algorithms.sources import RolloutSettings
+from rl_training.algorithms.sources import RolloutSettings, RolloutStatistics
 from rl_training.data.batch import RolloutBatch, RolloutRows, SequenceBatch, TransitionBatch
 from rl_training.data.datasets.config import DatasetSettings
 from rl_training.data.normalizer import DiscountedReturns, ReturnScale, RunningNorm
@@ -592,6 +592,24 @@ class OnPolicyLearner(Learner[RolloutBatch]):
     batch_class = RolloutBatch
     compiled: ClassVar[tuple[str, ...]] = ("minibatch_step",)
     """Methods that `step` calls many times and that are compiled, each with its first arguments."""
+
+    def setup_inputs(self) -> None:
+        """Create the statistics; with `RolloutStatistics` those of observations move by rollouts.
+
+        A policy is then one throughout its own rollout.
+        """
+        super().setup_inputs()
+        if isinstance(self.config, RolloutStatistics):
+            self.counts_observations = False
+
+    def normalized(self, batch: RolloutBatch) -> RolloutBatch:
+        """Leave a rollout to a method that standardises what it computes of one."""
+        return batch if isinstance(self.config, RolloutStatistics) else super().normalized(batch)
+
+    def see_rollout(self, batch: RolloutBatch) -> None:
+        """Move the statistics of observations by a rollout that was learned from."""
+        if self.normalizes:
+            self.obs_norm.update(self.as_floats(batch.obs.flatten(1, 2)))
 
     @property
     def rollout_steps(self) -> int:

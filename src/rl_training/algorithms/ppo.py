@@ -23,7 +23,7 @@ from rl_training.algorithms.config import AlgoConfig, LRSchedule, part_of
 from rl_training.algorithms.losses import gae, ppo_policy_loss, ppo_value_loss
 from rl_training.algorithms.optim import learning_rate_factor
 from rl_training.algorithms.pixel_config import PixelConfig, shared_encoder
-from rl_training.algorithms.sources import RolloutSettings
+from rl_training.algorithms.sources import RolloutSettings, RolloutStatistics
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.data.batch import RolloutBatch, RolloutRows
 from rl_training.envs.spec import EnvSpec
@@ -41,7 +41,7 @@ from rl_training.validation import (
 )
 
 
-class PPOConfig(AlgoConfig):
+class PPOConfig(RolloutStatistics, AlgoConfig):
     """Settings of PPO."""
 
     varying: ClassVar[frozenset[str]] = frozenset(
@@ -79,13 +79,8 @@ class PPOConfig(AlgoConfig):
     recompute_advantages: bool = False
     """Compute values and advantages again before each epoch (Andrychowicz et al., 2020), with
     the current value network; false keeps those of the first."""
-    normalize_observations: bool = False
-    """Standardise observations by running statistics, which are in the checkpoint."""
     normalize_obs: bool = False
     """The older name of `normalize_observations`; both work."""
-    normalize_rewards: bool = False
-    """Divide rewards by the running deviation of the discounted return, clipped to +-10; returns
-    are reported without it."""
     target_kl: PositiveFloat | None = None
     """Freeze the networks for the rest of an update once the KL divergence exceeds this."""
     max_grad_norm: PositiveFloat | None = 0.5
@@ -141,14 +136,9 @@ class PPO(OnPolicyLearner):
         return clip if self.clip_factor is None else clip * self.clip_factor.tensor
 
     def setup_inputs(self) -> None:
-        """Create the statistics, which whole rollouts move: a policy is one throughout its own."""
+        """Create the statistics, also where they are not used: checkpoints have always had them."""
         super().setup_inputs()
         self.obs_norm = self.statistics(torch.float32)
-        self.counts_observations = False
-
-    def normalized(self, batch: RolloutBatch) -> RolloutBatch:
-        """Leave a rollout as it is: the statistics move with it, after `prepare` used them."""
-        return batch
 
     def step(self, batch: RolloutBatch) -> StepOutput:
         """Do several epochs of minibatch steps on a rollout."""
@@ -159,8 +149,7 @@ class PPO(OnPolicyLearner):
 
         again = prepared_again if self.config.recompute_advantages else None
         summary, steps = self.epochs(data, again)
-        if self.normalizes:
-            self.obs_norm.update(self.as_floats(batch.obs.flatten(1, 2)))
+        self.see_rollout(batch)
         summary["explained_variance"] = explained_variance(
             data.value.flatten(1), data.target.flatten(1)
         )

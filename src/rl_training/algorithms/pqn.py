@@ -8,8 +8,9 @@ Deviations: a time limit is not a termination: its target bootstraps from the fi
     where the authors' code ends the return.  Values of s' are computed in one pass over the
     finished rollout, by the parameters that gathered it, in place of those stored while acting,
     which are the same.  Weights start orthogonal after images and as PyTorch's own elsewhere
-    (he_normal and lecun_normal there); no batch normalisation of inputs; a reward scale belongs to
-    the task (`env_kwargs.wrappers`).
+    (he_normal and lecun_normal there); no batch normalisation of inputs, but running
+    statistics (`normalize_observations`); a reward scale belongs to the task
+    (`env_kwargs.wrappers`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rl_training.algorithms.base import ActingState, OnPolicyLearner, StepOutput
 from rl_training.algorithms.config import AlgoConfig, OptimizerChoice, OptimizerSettings, part_of
 from rl_training.algorithms.losses import lambda_returns
 from rl_training.algorithms.pixel_config import PixelConfig, encoder_for
-from rl_training.algorithms.sources import RolloutSettings
+from rl_training.algorithms.sources import RolloutSettings, RolloutStatistics
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
 from rl_training.algorithms.value_based import EpsilonGreedy
 from rl_training.data.batch import RolloutBatch, RolloutRows
@@ -37,7 +38,7 @@ from rl_training.state import Scalar
 from rl_training.validation import Fraction, PositiveFloat, PositiveInt, Settings, Sizes
 
 
-class PQNConfig(AlgoConfig):
+class PQNConfig(RolloutStatistics, AlgoConfig):
     """Settings of PQN."""
 
     varying: ClassVar[frozenset[str]] = frozenset({"learning_rate"})
@@ -88,23 +89,25 @@ class PQN(OnPolicyLearner):
     def step(self, batch: RolloutBatch) -> StepOutput:
         """Do several epochs of minibatch steps on a rollout."""
         metrics, steps = self.epochs(self.prepare(batch))
+        self.see_rollout(batch)
         return StepOutput(metrics, num_gradient_steps=steps)
 
     @torch.no_grad()
     def prepare(self, batch: RolloutBatch) -> Targets:
         """Compute the targets of a rollout from max_a Q(s', a)."""
-        next_obs = batch.next_obs.flatten(1, 2)
+        obs = self.normalize(batch.obs.flatten(1, 2))  # [S, T n, ...]
+        next_obs = self.normalize(batch.next_obs.flatten(1, 2))
         next_q = best_allowed(self.q_network(next_obs), self.allowed(next_obs))
         next_value = next_q.amax(-1)  # [S, T n]
         target = lambda_returns(
-            batch.reward,
+            self.scaled(batch.reward),
             next_value.view_as(batch.reward),
             batch.terminated,
             batch.truncated,
             gamma=self.config.gamma,
             q_lambda=self.config.q_lambda,
         )
-        return Targets(batch.obs.flatten(1, 2), batch.action.flatten(1, 2), target.flatten(1, 2))
+        return Targets(obs, batch.action.flatten(1, 2), target.flatten(1, 2))
 
     def loss(self, batch: Targets) -> tuple[Tensor, dict[str, Tensor]]:
         """Half squared error of Q of the actions taken, `[S]` (Algorithm 1), and metrics."""
@@ -136,7 +139,7 @@ class PQN(OnPolicyLearner):
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """Choose the best action, or, with probability epsilon, a random one."""
-        return self.epsilon_greedy(obs, noise, self.share_random.tensor)
+        return self.epsilon_greedy(self.normalize(obs), noise, self.share_random.tensor)
 
     def epsilon_greedy(self, obs: Tensor, noise: Tensor, epsilon: float | Tensor) -> Tensor:
         """Choose the best action, or a random one where noise `[S, n, 2]` says so."""
@@ -155,13 +158,14 @@ class PQN(OnPolicyLearner):
     def choose(self, obs: Tensor, *, explore: bool = False) -> Tensor:
         """Choose the best action, or when exploring, with probability epsilon, a random one."""
         if explore:
-            return self.sample(obs, self.draw_noise(1, obs.shape[1])[:, 0])
+            noise = self.draw_noise(1, obs.shape[1])[:, 0]
+            return self.epsilon_greedy(obs, noise, self.share_random.tensor)
         return self.best(obs)
 
-    def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:  # noqa: ARG002
+    def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:
         """Choose the best action, or a random one by `eval_epsilon`."""
         noise = self.draw_noise(1, obs.shape[1])[:, 0]
-        return self.epsilon_greedy(obs, noise, self.config.eval_epsilon)
+        return self.epsilon_greedy(self.shown(state, obs), noise, self.config.eval_epsilon)
 
 
 def pqn_loss(learner: PQN, batch: RolloutBatch) -> dict[str, Tensor]:

@@ -267,6 +267,17 @@ class RolloutSettings(Settings):
     """Transitions per gradient step and seed; a last short minibatch is dropped."""
 
 
+class RolloutStatistics(Settings):
+    """What a learner standardises when it prepares a rollout."""
+
+    normalize_observations: bool = False
+    """Standardise observations by running statistics, which are part of the checkpoint and move
+    once a rollout, after it was learned from."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running deviation of the discounted return, clipped to +-10; returns
+    are reported without it."""
+
+
 def replay_settings(config: Settings) -> ReplaySettings | None:
     """Return how experience is kept, mixed and paced; None for a run that keeps none."""
     if isinstance(config, ReplaySettings):

@@ -48,6 +48,12 @@ class MemoryReplay(SequenceReplay):
     """First observations of a sequence, which only warm up the memory."""
     n_step: PositiveInt = 1
     """Rewards summed before bootstrapping; stops at the end of an episode or of a sequence."""
+    normalize_observations: bool = False
+    """Standardise observations by the running mean and deviation of all that were seen; the replay
+    keeps them as they were, and the statistics are part of the checkpoint."""
+    normalize_rewards: bool = False
+    """Divide rewards, each by itself, by the running deviation of the discounted return, clipped to
+    +-10; the replay keeps them as they were, and returns are reported without it."""
     newest_first: bool = False
     """Learn from new steps before others are drawn uniformly."""
     stored_latents: bool = True

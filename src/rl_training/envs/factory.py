@@ -52,6 +52,7 @@ from rl_training.envs.options import (
     wrapped_by,
     wrapper_options,
 )
+from rl_training.envs.several_agents import refuse_several_agents
 from rl_training.envs.spec import AnyEnv, EnvSpec, check_reward
 from rl_training.envs.tasks.games import register_games
 from rl_training.envs.tasks.goals import register_goal_tasks
@@ -197,6 +198,7 @@ def _own_class(env_id: str) -> type[AnyEnv]:
     module_name, _, name = env_id.partition(":")
     named = getattr(import_named(module_name, f"environment {env_id}"), name)
     if not (isinstance(named, type) and issubclass(named, gym.Env)):
+        refuse_several_agents(named, env_id)
         what = f"the class {name}" if isinstance(named, type) else f"a {type(named).__name__}"
         raise EnvError(
             f"environment {env_id} is {what}, not a subclass of gymnasium.Env, and was not called; "

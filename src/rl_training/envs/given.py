@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import gymnasium as gym
 
+from rl_training.envs.several_agents import refuse_several_agents
 from rl_training.envs.spec import AnyEnv
 from rl_training.errors import ConfigError, EnvError
 
@@ -63,6 +64,7 @@ def name_of(env: EnvLike, env_id: str | None = None) -> str:
 
     Raises:
         ConfigError: When it is none of these forms.
+        EnvError: When it is a task of several agents.
     """
     if isinstance(env, str):
         return env
@@ -76,6 +78,7 @@ def name_of(env: EnvLike, env_id: str | None = None) -> str:
     elif callable(env) and not isinstance(env, type):
         given, name = Given(make=env), getattr(env, "__name__", type(env).__name__)
     else:
+        refuse_several_agents(env, getattr(env, "__name__", type(env).__name__))
         raise ConfigError(
             "env must be an id such as 'CartPole-v1', a gymnasium.Env, a class of them, or a "
             f"function that makes one, got {env!r}"
@@ -127,6 +130,7 @@ def make_given(env_id: str, kwargs: dict[str, Any]) -> AnyEnv:
         assert given.make is not None
         env = given.make(**kwargs)
         if not isinstance(env, gym.Env):
+            refuse_several_agents(env, env_id)
             raise EnvError(
                 f"environment {env_id}: the function gave {type(env).__name__}, not a gymnasium.Env"
             )
