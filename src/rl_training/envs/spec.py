@@ -27,6 +27,8 @@ Array: TypeAlias = npt.NDArray[Any]
 AnyEnv: TypeAlias = gym.Env[Any, Any]
 ActionKind: TypeAlias = Literal["discrete", "continuous", "multi_discrete"]
 """One whole number, several real ones, or several whole ones (MultiDiscrete, MultiBinary)."""
+LONGEST_TEXT = 200
+"""Characters of a space in a message."""
 _FLAGS = frozenset({bool, np.bool_})
 
 
@@ -165,8 +167,8 @@ class EnvSpec(BaseModel):
                 f"action_sizes {self.action_sizes} and action_starts {self.action_starts} of "
                 f"{self.action_kind} actions of shape {self.action_shape}"
             )
-        if self.mask_size and self.mask_size != self.action_dim:
-            raise ValueError(f"a mask of {self.mask_size} for {self.action_dim} actions")
+        if self.mask_size and (sizes := self._mask_sizes) != self.choices:
+            raise ValueError(f"a mask of {sizes} for actions of {self.choices} values")
         for bound in (self.action_low, self.action_high):
             if bound is not None and len(bound) != math.prod(self.action_shape):
                 raise ValueError(f"{len(bound)} bounds for actions of shape {self.action_shape}")
@@ -209,13 +211,25 @@ class EnvSpec(BaseModel):
         """Entries of the mask of allowed actions at the end of each observation; 0 without one."""
         return 0 if self.observation is None else self.observation.mask_size
 
+    @property
+    def _mask_sizes(self) -> tuple[int, ...]:
+        """Numbers of values of the parts of an action, as its mask has them."""
+        return () if self.observation is None else self.observation.leaves[-1].sizes
+
     def allowed_action(self, obs: Array, generator: np.random.Generator) -> Array:
         """Draw one of the actions that the mask of an observation `[W]` allows, as the task's."""
-        assert self.observation is not None
-        ends = np.cumsum(self.choices)[:-1]
-        parts = np.split(self.observation.allowed(obs), ends)
-        numbers = [generator.choice(np.flatnonzero(part)) for part in parts]
-        return self.scale_action(np.array(numbers if self.action_sizes else numbers[0]))
+        return self.scale_action(self.random_choice(obs, generator))
+
+    def random_choice(self, obs: Array, generator: np.random.Generator) -> Array:
+        """Draw a counted action in learner units uniformly, among those that `obs` `[W]` allows."""
+        sizes = np.array(self.choices)
+        if self.mask_size:
+            assert self.observation is not None
+            parts = np.split(self.observation.allowed(obs), np.cumsum(sizes)[:-1])
+            numbers = np.array([generator.choice(np.flatnonzero(part)) for part in parts])
+        else:
+            numbers = generator.integers(sizes)
+        return numbers if self.action_sizes else np.asarray(numbers[0])
 
     @property
     def obs_dim(self) -> int:
@@ -347,15 +361,21 @@ def check_reward(reward: Any) -> None:
         raise ValueError(f"reward {reward!r} is larger than float32 can hold; scale it down")
 
 
+def space_text(space: spaces.Space[Any]) -> str:
+    """Write a space into a sentence: on one line, and not at any length."""
+    text = " ".join(str(space).split())
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
+
+
 def _checked_obs_space(space: spaces.Space[Any], env_id: str) -> spaces.Box:
     """The space itself if it is a Box of numbers."""
     if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind in "fiub":
         _require_entries(space, "observation", env_id)
         return space
     raise SpecMismatch(
-        f"environment {env_id}: observation space {space} cannot be used; make the environment "
-        "with rl_training.envs.make_env, which takes Box, Discrete, MultiDiscrete, MultiBinary, "
-        "and Dict and Tuple of these"
+        f"environment {env_id}: observation space {space_text(space)} cannot be used; make the "
+        "environment with rl_training.envs.make_env, which takes Box, Discrete, MultiDiscrete, "
+        "MultiBinary, and Dict and Tuple of these"
     )
 
 
@@ -370,6 +390,7 @@ def _action_fields(space: spaces.Space[Any], env_id: str) -> dict[str, Any]:
             "action_dtype": "int64",
         }
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        _require_entries(space, "action", env_id)
         starts = getattr(space, "start", np.zeros(space.shape, np.int64))
         return {
             "action_kind": "multi_discrete",
@@ -389,8 +410,8 @@ def _action_fields(space: spaces.Space[Any], env_id: str) -> dict[str, Any]:
             "action_high": tuple(space.high.ravel().tolist()),
         }
     raise SpecMismatch(
-        f"environment {env_id}: action space {space} cannot be used, allowed are Discrete, "
-        "MultiDiscrete, MultiBinary and a Box of floats with at least one axis; wrap the "
+        f"environment {env_id}: action space {space_text(space)} cannot be used, allowed are "
+        "Discrete, MultiDiscrete, MultiBinary and a Box of floats with at least one axis; wrap the "
         "environment so that it takes one of these"
     )
 
@@ -404,11 +425,12 @@ def action_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
     return (2,) * math.prod(space.shape) if isinstance(space, spaces.MultiBinary) else ()
 
 
-def _require_entries(space: spaces.Box, what: str, env_id: str) -> None:
-    if 0 in space.shape:
+def _require_entries(space: spaces.Space[Any], what: str, env_id: str) -> None:
+    shape = space.shape or ()
+    if 0 in shape:
         raise SpecMismatch(
-            f"environment {env_id}: its {what} Box of shape {space.shape} holds no number; every "
-            "axis must be at least 1 long"
+            f"environment {env_id}: its {what} {type(space).__name__} of shape {shape} holds no "
+            "number; every axis must be at least 1 long"
         )
 
 
