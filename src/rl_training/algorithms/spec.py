@@ -131,8 +131,6 @@ class AlgorithmSpec:
         if parts is not None and parts.needs_encoder:
             self._check_parts(parts, env.env_id)
         ndims, ndim = self.obs_ndims, len(env.obs_shape)
-        if ndim > 1:
-            _refuse_standardized(env, config)
         if ndim not in ndims:
             beside = ndim == 3 and "image" in self.leaf_kinds
             advice = "flatten them" + (", or make an image the part of a Dict" if beside else "")
@@ -141,6 +139,8 @@ class AlgorithmSpec:
                 f"{self.name} takes observations with {axes}, but those of {env.env_id} have shape "
                 f"{tuple(env.obs_shape)}; {advice}"
             )
+        if ndim > 1:
+            _refuse_standardized(env, config)
 
     def _check_parts(self, parts: ObservationSpec, env_id: str) -> None:
         others = [leaf for leaf in parts.leaves if leaf.kind not in self.leaf_kinds]
