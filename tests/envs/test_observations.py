@@ -14,11 +14,12 @@ from pydantic import ValidationError
 
 from helpers.envs import SpacesEnv
 from rl_training.envs.factory import make_env, probe_env
-from rl_training.envs.observing import MOST_ONE_HOT, MOST_VALUES, observation_spec, with_rows
+from rl_training.envs.observing import with_rows
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import DataError, EnvError, SpecMismatch
 from rl_training.models.rows import as_floats, is_number, join, split
 from rl_training.observations import MOST_LEAVES, LeafSpec, ObservationSpec
+from rl_training.spaces import MOST_ONE_HOT, MOST_VALUES, observation_spec
 
 Space = spaces.Space[Any]
 Random = np.random.Generator

@@ -21,14 +21,13 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from rl_training.errors import SpecMismatch
 from rl_training.observations import NumberType, ObservationSpec
+from rl_training.spaces import action_sizes, space_text
 from rl_training.validation import PositiveInt
 
 Array: TypeAlias = npt.NDArray[Any]
 AnyEnv: TypeAlias = gym.Env[Any, Any]
 ActionKind: TypeAlias = Literal["discrete", "continuous", "multi_discrete"]
 """One whole number, several real ones, or several whole ones (MultiDiscrete, MultiBinary)."""
-LONGEST_TEXT = 200
-"""Characters of a space in a message."""
 _FLAGS = frozenset({bool, np.bool_})
 
 
@@ -361,12 +360,6 @@ def check_reward(reward: Any) -> None:
         raise ValueError(f"reward {reward!r} is larger than float32 can hold; scale it down")
 
 
-def space_text(space: spaces.Space[Any]) -> str:
-    """Write a space into a sentence: on one line, and not at any length."""
-    text = " ".join(str(space).split())
-    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
-
-
 def _checked_obs_space(space: spaces.Space[Any], env_id: str) -> spaces.Box:
     """The space itself if it is a Box of numbers."""
     if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind in "fiub":
@@ -414,15 +407,6 @@ def _action_fields(space: spaces.Space[Any], env_id: str) -> dict[str, Any]:
         "Discrete, MultiDiscrete, MultiBinary and a Box of floats with at least one axis; wrap the "
         "environment so that it takes one of these"
     )
-
-
-def action_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
-    """Return the numbers of values of the parts of counted actions; empty for all others."""
-    if isinstance(space, spaces.Discrete):
-        return (int(space.n),)
-    if isinstance(space, spaces.MultiDiscrete):
-        return tuple(np.ravel(space.nvec).tolist())
-    return (2,) * math.prod(space.shape) if isinstance(space, spaces.MultiBinary) else ()
 
 
 def _require_entries(space: spaces.Space[Any], what: str, env_id: str) -> None:
