@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from helpers.datasets import columns_of, rebuilt, write_columns
 from helpers.tiny import run_cli
@@ -14,6 +15,8 @@ from rl_training.data.datasets.check import check_dataset
 from rl_training.data.datasets.dataset import OfflineDataset
 from rl_training.data.datasets.random import random_dataset
 from rl_training.data.datasets.view import view_of
+from rl_training.data.replay.prioritized import PrioritizedReplayBuffer
+from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.factory import probe_env
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import DataError
@@ -122,6 +125,36 @@ def test_a_run_on_forbidden_actions_is_refused_in_one_sentence(
     ).sentence()
     assert f"row {rows[0]}: action" in sentence
     assert "remove these rows" in sentence
+
+
+@pytest.mark.parametrize("buffer_class", [ReplayBuffer, PrioritizedReplayBuffer])
+def test_what_is_bootstrapped_n_steps_ahead_has_the_mask_of_that_state(
+    buffer_class: type[ReplayBuffer],
+) -> None:
+    """The rows of an image's bytes, drawn uniformly or by priority, with episodes of 20 steps."""
+    spec, n_step, steps = probe_env(TASKS["Parts"]), 3, 60
+    rows = spec.example_observations(steps + 1, 0)
+    buffer = buffer_class(
+        steps, spec.obs_shape, action_dtype=torch.int64, obs_dtype=torch.uint8, n_step=n_step
+    )
+    for step in range(steps):
+        over, no = np.array([[step % 20 == 19]]), np.zeros((1, 1), bool)
+        seen, following = rows[None, step : step + 1], rows[None, step + 1 : step + 2]
+        buffer.add(
+            seen, np.zeros((1, 1), np.int64), np.ones((1, 1), np.float32), following, over, no
+        )
+    batch = buffer.sample(200)
+    place = {row.tobytes(): number for number, row in enumerate(rows)}
+    assert spec.observation is not None
+    ahead = set()
+    for obs, next_obs in zip(batch.obs[0].numpy(), batch.next_obs[0].numpy(), strict=True):
+        first = place[obs.tobytes()]
+        # The last rows of the ring have fewer steps after them.
+        last = min(first + n_step, first - first % 20 + 20, steps)
+        ahead.add(last - first)
+        expected = spec.observation.allowed(rows[last])
+        np.testing.assert_array_equal(spec.observation.allowed(next_obs), expected)
+    assert ahead == {1, 2, 3}
 
 
 @pytest.mark.parametrize("task", [*MASKED[1:], TASKS["Switches"]])

@@ -180,6 +180,14 @@ def test_floats_in_rows_of_bytes_keep_every_bit() -> None:
         assert leaves["room"].tolist() == [59_999.0]
 
 
+def test_bytes_that_were_cast_to_floats_are_no_rows() -> None:
+    parts = observation_spec(spaces.Dict(image=IMAGE, x=spaces.Box(-1, 1, (2,))), "mine")
+    row = torch.from_numpy(parts.example_rows(1, np.random.default_rng(0)))
+    assert split(parts, row)["x"].shape == (1, 2)
+    with pytest.raises(AssertionError):
+        split(parts, row.float())
+
+
 def test_float64_is_rounded_to_the_nearest_float32() -> None:
     parts = observation_spec(spaces.Dict(x=spaces.Box(-1, 1, (2,), np.float64)), "mine")
     row = parts.pack({"x": np.array([0.1, -0.7])})
