@@ -133,7 +133,7 @@ class AlgorithmSpec:
         ndims, ndim = self.obs_ndims, len(env.obs_shape)
         if ndim not in ndims:
             beside = ndim == 3 and "image" in self.leaf_kinds
-            advice = "flatten them" + (", or make an image the part of a Dict" if beside else "")
+            advice = "flatten them" + (", or give the image as a part of a Dict" if beside else "")
             axes = " or ".join(map(str, ndims)) + (" axis" if ndims == (1,) else " axes")
             raise SpecMismatch(
                 f"{self.name} takes observations with {axes}, but those of {env.env_id} have shape "
