@@ -121,8 +121,11 @@ def ways_to_act(learner: AnyLearner, count: int) -> Iterator[tuple[str, Act]]:
         yield "of a rollout", lambda obs: of_rollout(learner, obs)
     elif type(learner).random_action is not Learner.random_action:
         for hold in (1, 3):
-            held = HeldActions(learner, count, hold)
-            yield f"warm-up, held {hold}", lambda obs, held=held: held.at(0, obs.numpy())
+            yield f"warm-up, held {hold}", warm_up(HeldActions(learner, count, hold))
+
+
+def warm_up(held: HeldActions) -> Act:
+    return lambda obs: held.at(0, obs.numpy())
 
 
 def of_rollout(learner: OnPolicyLearner, obs: Tensor) -> Tensor:

@@ -57,7 +57,10 @@ ACTIONS: dict[str, tuple[Space, tuple[str, ...]]] = {
     "Box": (spaces.Box(-2.0, 1.0, (2,)), ("Box",)),
     "Box of two axes": (spaces.Box(-1.0, 3.0, (2, 3), np.float64), ("Box",)),
     "MultiDiscrete": (spaces.MultiDiscrete([3, 2], start=[1, 0]), ("MultiDiscrete",)),
-    "MultiDiscrete of two axes": (spaces.MultiDiscrete([[2, 3], [2, 2]]), ("MultiDiscrete",)),
+    "MultiDiscrete of two axes": (
+        spaces.MultiDiscrete(np.array([[2, 3], [2, 2]])),
+        ("MultiDiscrete",),
+    ),
     "MultiBinary": (spaces.MultiBinary(3), ("MultiDiscrete",)),
     "masked Discrete": (spaces.Discrete(3, start=-1), ("Discrete", "mask")),
     "masked MultiDiscrete": (spaces.MultiDiscrete([3, 2], start=[1, 0]), ("MultiDiscrete", "mask")),

@@ -169,5 +169,6 @@ def test_actions_of_several_numbers_in_files_are_learned_from(task: str, tmp_pat
     assert rows.kind("actions").dtype == np.int64
     for data in (rows, rows.to_dataset()):
         actions = data.read("actions", slice(0, 400))
-        assert (actions.dtype, actions.shape) == (np.int64, (400, 2))
+        assert actions.dtype == np.int64
+        assert actions.shape == (400, 2)
         assert ((actions >= 0) & (actions < spec.action_sizes)).all()

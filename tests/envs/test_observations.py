@@ -43,9 +43,9 @@ def leaves_of(space: Space, obs: Any, path: tuple[str, ...] = ()) -> Iterator[tu
 def slow_leaf(space: Space, value: Any) -> tuple[str, list[float]]:
     """What a row holds of a leaf: how bytes hold it (`wide` or `byte`), and its numbers."""
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        discrete = isinstance(space, spaces.Discrete)
-        sizes = [int(space.n)] if discrete else [int(n) for n in space.nvec.flat]  # type: ignore[union-attr]
-        starts = [int(space.start)] if discrete else [int(n) for n in space.start.flat]  # type: ignore[union-attr]
+        counts = space.n if isinstance(space, spaces.Discrete) else space.nvec
+        sizes = [int(n) for n in np.ravel(counts)]
+        starts = [int(n) for n in np.ravel(space.start)]
         numbers = [int(n) - start for n, start in zip(np.ravel(value), starts, strict=True)]
         if sum(sizes) > 512:
             return "wide", [float(n) for n in numbers]
@@ -66,7 +66,9 @@ def slow_leaf(space: Space, value: Any) -> tuple[str, list[float]]:
 
 def slow_row(space: Space, obs: Any, mask: str = "") -> tuple[list[float], bytes]:
     """A row in its float32 form, and as bytes."""
-    wide, others, last = [], [], []
+    wide: list[float] = []
+    others: list[float] = []
+    last: list[float] = []
     for name, leaf, value in leaves_of(space, obs):
         kind, numbers = slow_leaf(leaf, value)
         if name == mask:
@@ -252,7 +254,7 @@ def test_examples_are_observations_of_the_task() -> None:
         (
             IMAGE,
             spaces.Discrete(4, start=-3),
-            spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 1], [0, 9]]),
+            spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]), start=np.array([[1, 1], [0, 9]])),
             spaces.MultiBinary(3),
             spaces.Box(0, 9, (2,), np.uint16),
             spaces.Box(-9, 9, (2,), np.int8),

@@ -21,12 +21,8 @@ from helpers.envs import MaskedEnv
 from rl_training.algorithms.base import AnyLearner
 from rl_training.algorithms.bc import BC
 from rl_training.algorithms.c51 import C51
-from rl_training.algorithms.discrete_cql import DiscreteCQL
 from rl_training.algorithms.discrete_iql import DiscreteIQL
 from rl_training.algorithms.discrete_sac import DiscreteSAC
-from rl_training.algorithms.dqn import DQN
-from rl_training.algorithms.fqf import FQF
-from rl_training.algorithms.iqn import IQN
 from rl_training.algorithms.ppo import PPO
 from rl_training.algorithms.pqn import PQN
 from rl_training.algorithms.qr_dqn import QRDQN
@@ -151,13 +147,12 @@ doubles = pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("algo", ["dqn", "discrete_cql", "recurrent_dqn"])
 def test_targets_of_q_are_those_of_allowed_actions(algo: str, double: bool) -> None:
     learner: Any = build(algo, double=double)
-    assert isinstance(learner, DQN)
     target = learner.target_network
-    learner.q_values = (
-        lambda obs, network=None: (  # type: ignore[method-assign]
-            TARGET if network is target else ONLINE
-        ).expand(*obs.shape[:2], A)
-    )
+
+    def q_values(obs: Tensor, network: nn.Module | None = None) -> Tensor:
+        return (TARGET if network is target else ONLINE).expand(*obs.shape[:2], A)
+
+    learner.q_values = q_values
     assert targets(learner, transitions()) == pytest.approx(expected(double))
     learner.masks_actions = False
     assert set(targets(learner, transitions())) == {50.5}
@@ -196,11 +191,9 @@ def test_targets_of_drawn_and_learned_fractions_are_those_of_allowed_actions(
     algo: str, double: bool
 ) -> None:
     learner: Any = build(algo, double=double)
-    assert isinstance(learner, IQN | FQF)
-    network = learner.value_network
-    width = network.encoder.embedding_dim
+    width = learner.value_network.encoder.embedding_dim
     online, target = (QuantileTable(values, width) for values in (ONLINE, TARGET))
-    if isinstance(learner, FQF):
+    if algo == "fqf":
         learner.q_network.quantile_network, learner.target_network = online, target
     else:
         with_tables(learner, online, target)
@@ -227,13 +220,8 @@ def test_lambda_returns_of_rollouts_are_those_of_allowed_actions() -> None:
 
 
 def test_the_penalty_of_discrete_cql_sums_over_allowed_actions() -> None:
-    learner = build("discrete_cql", cql_alpha=1.0)
-    assert isinstance(learner, DiscreteCQL)
-    learner.q_values = (
-        lambda obs, network=None: ONLINE.expand(  # type: ignore[method-assign]
-            *obs.shape[:2], A
-        )
-    )
+    learner: Any = build("discrete_cql", cql_alpha=1.0)
+    learner.q_values = lambda obs, network=None: ONLINE.expand(*obs.shape[:2], A)
     masks = torch.tensor([[1.0, 1, 1], [1, 0, 1], [0, 0, 1], [0, 1, 1], [1, 0, 1]])
     batch = transitions(2, masks)
     gap = learner.td_loss(batch)[1]["cql_penalty"][0].tolist()
@@ -403,9 +391,10 @@ def every_transition(task: EnvSpec) -> tuple[TransitionBatch, Tensor]:
 def trained(*, masks: bool) -> NDArray[np.float64]:
     """Q of a table that begins with the belief that the trap is worth `TRAP_Q` everywhere."""
     task, spec = tabular_task(), get_algorithm_spec("dqn")
-    tabular = {"hidden_sizes": (), "target_update_interval": 1, "max_grad_norm": None}
-    rate = {"learning_rate": 0.05, "lr_schedule": {"type": "linear"}}
-    settings = spec.config_class(**(tabular | rate), gamma=GAMMA)
+    tabular: dict[str, Any] = {"hidden_sizes": (), "target_update_interval": 1}
+    tabular["max_grad_norm"] = None
+    rate: dict[str, Any] = {"learning_rate": 0.05, "lr_schedule": {"type": "linear"}}
+    settings = spec.config_class(**tabular, **rate, gamma=GAMMA)
     learner: Any = spec.build(task, settings, (0,))
     head = learner.q_network.head
     with torch.no_grad():

@@ -87,12 +87,14 @@ def _actions(task: TaskSpec, rng: np.random.Generator, episodes: int) -> tuple[A
 
 def _allowed_actions(task: TaskSpec, rng: np.random.Generator, allowed: Array) -> Array:
     """Draw actions uniformly among those that masks `[E, L, values]` allow."""
-    lots = np.where(allowed, rng.random(allowed.shape), -1.0)
+    lots: Array = np.where(allowed, rng.random(allowed.shape), -1.0)
     if task.num_actions is not None:
-        return lots.argmax(-1) + task.action_start
+        number: Array = lots.argmax(-1) + task.action_start
+        return number
     ends = np.cumsum(task.action_sizes)[:-1]
     index = np.stack([part.argmax(-1) for part in np.split(lots, ends, -1)], -1)
-    return (index + np.array(task.action_starts)).astype(np.float32)
+    numbers: Array = (index + np.array(task.action_starts)).astype(np.float32)
+    return numbers
 
 
 def _observations(task: TaskSpec, rng: np.random.Generator, effect: Array) -> Array:
