@@ -140,6 +140,8 @@ def act_many(algo: str, kind: str, steps: int, count: int = 2_000, **settings: A
     """Act so many steps and more, in all ways in turn; returns how many were forbidden."""
     task, generator = masked_task(kind), np.random.default_rng(0)
     learner, done, wrong = learner_of(algo, task, eval_epsilon=0.3, **settings), 0, 0
+    if learner.normalizes:  # by the statistics of masks that allow more than those of now
+        learner.obs_norm.update(1 + 3 * learner.as_floats(rows_of(task, count, generator)).float())
     ways = list(ways_to_act(learner, count))
     with torch.inference_mode():
         while done < steps:
@@ -165,6 +167,14 @@ def test_no_forbidden_action_is_taken_in_a_million_steps(algo: str, kind: str) -
 @pytest.mark.parametrize("algo", [n for n in MASKED if has_settings(n, {"noisy": True})])
 def test_noise_on_the_weights_chooses_among_allowed_actions(algo: str) -> None:
     assert act_many(algo, "discrete", 5_000, count=400, noisy=True) == 0
+
+
+@pytest.mark.parametrize(
+    "algo", [n for n in MASKED if has_settings(n, {"normalize_observations": True})]
+)
+def test_standardised_observations_keep_their_mask(algo: str) -> None:
+    kind = get_algorithm_spec(algo).action_kinds[0]
+    assert act_many(algo, kind, 3_000, count=200, normalize_observations=True) == 0
 
 
 @every_pair
