@@ -51,7 +51,7 @@ _PART = re.compile(
 def pages() -> list[Path]:
     """Return every page with generated parts, those of all algorithms among them."""
     fixed = [ROOT / "README.md"]
-    fixed += [ROOT / f"docs/{name}.md" for name in ("index", "methods", "configuration")]
+    fixed += [ROOT / f"docs/{name}.md" for name in ("index", "methods", "configuration", "spaces")]
     fixed.append(ROOT / "src/rl_training/assets" / RESOLVED)
     return fixed + [ROOT / f"docs/algorithms/{name}.md" for name in algorithm_names()]
 
@@ -219,6 +219,24 @@ def _families(page: Path) -> str:
     return _table(("family", "methods"), rows)
 
 
+def _spaces(_: Path) -> str:
+    """Say which methods take which spaces; methods that take the same share a row."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name in algorithm_names():
+        spaces = get_algorithm_spec(name).spaces
+        actions = " or ".join(
+            f"`{kind}`" for kind in ("Discrete", "MultiDiscrete", "Box") if spaces[kind]
+        )
+        kinds = ("parts", "many values", "image among parts", "image", "mask")
+        row = (actions, *("yes" if spaces[kind] else "no" for kind in kinds))
+        groups.setdefault(row, []).append(f"`{name}`")
+    columns = (
+        *("methods", "actions", "parts: numbers, flags, few values", "many values"),
+        *("images among parts", "an image alone", "masks"),
+    )
+    return _table(columns, [(", ".join(names), *row) for row, names in groups.items()])
+
+
 def _train_config(_: Path) -> str:
     rows = []
     for key, info in TrainConfig.model_fields.items():
@@ -240,6 +258,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "metrics": _metrics,
     "algorithms": _algorithms,
     "families": _families,
+    "spaces": _spaces,
     "train-config": _train_config,
 }
 

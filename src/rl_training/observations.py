@@ -30,6 +30,8 @@ NumberType = Annotated[str, Field(pattern=r"^(bool|u?int(8|16|32|64)|float(16|32
 """NumPy name of a type of numbers, never of objects or structures."""
 MOST_LEAVES = 1_000
 FLOAT_BYTES = 4
+LONGEST_TEXT = 80
+"""Characters of a value in a message."""
 
 
 class LeafSpec(BaseModel):
@@ -101,7 +103,7 @@ class LeafSpec(BaseModel):
         """
         given = np.asarray(value)
         if given.dtype.kind not in "biuf":
-            raise ValueError(f"{self.name} must be numbers, got {str(value)[:80]!r}")
+            raise ValueError(f"{self.name} must be numbers, got {str(value)[:LONGEST_TEXT]!r}")
         if given.shape[lead:] != self.shape:
             raise ValueError(f"{self.name} has shape {given.shape[lead:]}, not {self.shape}")
         batch = given.shape[:lead]
@@ -111,18 +113,32 @@ class LeafSpec(BaseModel):
         if self.is_discrete:
             return self._counted(flat)
         if self.kind in ("flags", "mask") and not ((flat == 0) | (flat == 1)).all():
-            raise ValueError(f"{self.name} must be zeros and ones, got {flat}")
-        if self.dtype == "uint8" and ((flat < 0) | (flat > 255)).any():
-            raise ValueError(f"{self.name} must be from 0 to 255, got {flat.min()} to {flat.max()}")
+            raise ValueError(
+                f"{self.name} must be zeros and ones, got {_short(flat.ravel().tolist())}"
+            )
+        if self.dtype == "uint8":
+            self._require_bytes(flat)
         return flat
+
+    def _require_bytes(self, values: Array) -> None:
+        """Refuse what a byte cannot hold, such as pixels that were scaled to [0, 1]."""
+        if values.dtype == np.uint8:
+            return
+        whole = (values >= 0) & (values <= 255) & (values == np.floor(values))  # false for NaN
+        if not whole.all():
+            raise ValueError(
+                f"{self.name} must be whole numbers from 0 to 255, got {values[~whole][0]}"
+            )
 
     def _counted(self, values: Array) -> Array:
         """Count whole numbers from 0; one-hot where rows hold them so."""
-        index = values.astype(np.int64) - self.starts
-        if ((index < 0) | (index >= self.sizes)).any() or (values != values.astype(np.int64)).any():
+        with np.errstate(invalid="ignore"):  # NaN and infinity become a number that is none of them
+            whole = values.astype(np.int64)
+        index = whole - self.starts
+        if ((index < 0) | (index >= self.sizes) | (values != whole)).any():
             raise ValueError(
-                f"{self.name} is {values.tolist()}, but its entries have "
-                f"{', '.join(map(str, self.sizes))} values from {', '.join(map(str, self.starts))}"
+                f"{self.name} is {_short(values.tolist())}, but its entries have "
+                f"{_short(self.sizes)} values from {_short(self.starts)}"
             )
         if self.kind == "index":
             return index
@@ -284,16 +300,19 @@ class ObservationSpec(BaseModel):
             rows[..., : self.num_wide * FLOAT_BYTES].view(np.float32) if self.in_bytes else rows
         )
         place = 0
-        for leaf in self.order:
-            value = values[leaf.name]
-            if leaf.is_wide and self.in_bytes:
-                floats[..., place : place + value.shape[-1]] = value
-                place += value.shape[-1]
-            else:
-                rows[..., self.columns(leaf.name, in_bytes=self.in_bytes)] = value
-        if not np.isfinite(floats).all():
-            bad = next(n for n, v in values.items() if not np.isfinite(v.astype(np.float32)).all())
-            raise ValueError(f"{bad} is not finite: {values[bad]}")
+        with np.errstate(over="ignore", invalid="ignore"):  # what becomes infinite is refused
+            for leaf in self.order:
+                value = values[leaf.name]
+                if leaf.is_wide and self.in_bytes:
+                    floats[..., place : place + value.shape[-1]] = value
+                    place += value.shape[-1]
+                else:
+                    rows[..., self.columns(leaf.name, in_bytes=self.in_bytes)] = value
+            if not np.isfinite(floats).all():
+                finite = {n: np.isfinite(v.astype(np.float32)) for n, v in values.items()}
+                bad = next(name for name, flags in finite.items() if not flags.all())
+                worst = values[bad][~finite[bad]][0]
+                raise ValueError(f"{bad} holds {worst}, which is no finite float32")
         return rows
 
     def pack_given(self, obs: Any) -> tuple[Array, bool]:
@@ -312,8 +331,7 @@ class ObservationSpec(BaseModel):
                 first = np.asarray(_at(obs, self.leaves[0].path))
                 lead = first.ndim - len(self.leaves[0].shape)
                 if lead in (0, 1):
-                    with np.errstate(over="ignore", invalid="ignore"):  # `pack` refuses infinity
-                        rows = self.pack(obs, lead)
+                    rows = self.pack(obs, lead)
             if lead not in (0, 1):
                 raise ValueError("it is neither one observation nor a batch of them")
         except (TypeError, ValueError, OverflowError) as error:
@@ -362,6 +380,12 @@ class ObservationSpec(BaseModel):
                 inner = inner.setdefault(key, {})
             inner[leaf.path[-1]] = leaves[leaf.name]
         return tree
+
+
+def _short(numbers: Sequence[Any]) -> str:
+    """Write numbers into a sentence, not at any length."""
+    text = ", ".join(map(str, numbers))
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
 
 
 def _at(obs: Any, path: Sequence[str]) -> Any:

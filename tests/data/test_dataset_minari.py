@@ -23,6 +23,7 @@ from rl_training.data.datasets.dataset import OfflineDataset
 from rl_training.data.datasets.minari import write_minari
 from rl_training.envs import make_env
 from rl_training.errors import DataError, MissingExtraError
+from rl_training.spaces import observation_spec
 from rl_training.tools.collect import CollectPlan, collect_dataset
 
 pytestmark = [
@@ -170,10 +171,44 @@ def test_nan_in_a_minari_dataset_is_refused() -> None:
 
 
 def test_spaces_no_learner_takes_are_named() -> None:
-    space = spaces.Tuple((spaces.Box(-9, 9, (2,)),))
-    store("own/tuple-v0", (np.zeros((3, 2), np.float32),), 2, observation_space=space)
-    with pytest.raises(DataError, match=r"observation space Tuple.* allowed are Box, Discrete"):
-        load("own/tuple-v0")
+    space = spaces.Dict(a=spaces.Box(-9, 9, (2,)), b=spaces.Text(4))
+    values = {"a": np.zeros((3, 2), np.float32), "b": ["x", "y", "z"]}
+    store("own/text-v0", values, 2, observation_space=space)
+    message = r"minari own/text-v0: part 'b' of its observation space is Text.* allowed are Box"
+    with pytest.raises(DataError, match=message):
+        load("own/text-v0")
+
+
+def test_observations_of_several_parts_are_the_rows_of_the_task() -> None:
+    """Nested, with an image, a byte before floats, and a mask that allows nothing at the end."""
+    number = spaces.Box(-9, 9, (2,), np.float64)
+    space = spaces.Dict(
+        a=spaces.Tuple((spaces.Box(0, 255, (1,), np.uint8), number)),
+        camera=spaces.Box(0, 255, (6, 6, 2), np.uint8),
+        door=spaces.Discrete(3, start=1),
+        action_mask=spaces.MultiBinary(2),
+    )
+    generator = np.random.default_rng(0)
+    values: dict[str, Any] = {
+        "a": (np.array([[1], [2], [3]], np.uint8), generator.normal(size=(3, 2))),
+        "camera": generator.integers(0, 256, (3, 6, 6, 2)).astype(np.uint8),
+        "door": np.array([1, 3, 2]),
+        "action_mask": np.array([[1, 0], [0, 1], [0, 0]], np.int8),
+    }
+    both: dict[str, Any] = {"observation_space": space, "action_space": spaces.Discrete(2)}
+    store("own/parts-v0", values, 2, actions=np.array([0, 1]), **both)
+    data, parts = load("own/parts-v0"), observation_spec(space, "mine", (2,))
+    rows = parts.pack(values, 1, ended=True)
+    np.testing.assert_array_equal(data.observations, rows[:2], strict=True)
+    np.testing.assert_array_equal(data.next_observations, rows[1:], strict=True)
+    assert parts.allowed(rows).tolist() == [[True, False], [False, True], [True, True]]
+
+
+def test_a_part_that_is_not_finite_is_named() -> None:
+    space = spaces.Dict(a=spaces.Box(-9, 9, (2,)))
+    store("own/nan-v0", {"a": np.full((3, 2), np.nan, np.float32)}, 2, observation_space=space)
+    with pytest.raises(DataError, match="minari own/nan-v0: a holds nan, which is no finite"):
+        load("own/nan-v0")
 
 
 def test_a_broken_chain_cannot_be_written() -> None:

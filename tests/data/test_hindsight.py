@@ -22,12 +22,12 @@ from rl_training.data.replay.hindsight import (
 )
 from rl_training.data.replay.storage import ReplayBuffer, StepArrays
 from rl_training.envs.goal_rewards import GoalColumns, GoalRewards, RulePayer
-from rl_training.envs.observing import observation_spec
 from rl_training.envs.spec import EnvSpec
 from rl_training.envs.tasks.goals import GoalRule, same
 from rl_training.envs.wrappers import RewardMap
 from rl_training.runtime.compile.cache import as_traced
 from rl_training.runtime.compile.trace import Source, tensor_randomness, trace
+from rl_training.spaces import observation_spec
 
 Array = NDArray[Any]
 ENVS, GAMMA, STEPS = 3, 0.9, 70

@@ -202,8 +202,10 @@ class SpacesEnv(CounterEnv):
         self, observation: spaces.Space[Any] | None = None, action: spaces.Space[Any] | None = None
     ) -> None:
         super().__init__()
-        self.observation_space = observation or self.observation_space
-        self.action_space = action or self.action_space
+        if observation is not None:
+            self.observation_space = observation
+        if action is not None:
+            self.action_space = action
 
 
 _MADE = itertools.count()
@@ -534,3 +536,21 @@ class SeenGoals(WordlessGoals):
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
         return np.zeros(np.shape(achieved_goal)[:-1])
+
+
+class WordsEnv(SpacesEnv):
+    """Observes a text beside its numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Dict(numbers=spaces.Box(-1, 1, (2,)), words=spaces.Text(5)))
+
+
+class MaskedEnv(SpacesEnv):
+    """Three actions; its method `action_masks` gives `mask`."""
+
+    def __init__(self, mask: Any = (1, 1, 0)) -> None:
+        super().__init__(None, spaces.Discrete(3))
+        self.mask = mask
+
+    def action_masks(self) -> Any:
+        return np.array(self.mask)

@@ -365,6 +365,17 @@ def test_environment_of_the_docs_trains(tmp_path: Path, run_here: Callable[[str]
     )
 
 
+def test_the_example_of_the_spaces_page_learns_and_predicts(
+    tmp_path: Path, run_here: Callable[[str], str]
+) -> None:
+    task, use = blocks(ROOT / "docs/spaces.md", "python")
+    (tmp_path / "my_rooms.py").write_text(task)
+    assert "learn(3_000)" in use
+    short = use.replace("learn(3_000)", "learn(520)").replace("episodes=20", "episodes=1")
+    returned = float(run_here(short).splitlines()[-1])
+    assert -0.17 < returned <= 0.99, "an episode costs 0.01 at each of at most 16 steps"
+
+
 @pytest.mark.matrix
 def test_worked_example_of_contributing_works_as_pasted_and_keeps_the_contract(
     tmp_path: Path,

@@ -21,6 +21,7 @@ BOTTOM = (
     "validation",
     "foreign_names",
     "observations",
+    "spaces",
     "rng",
     "transfer",
     "state",

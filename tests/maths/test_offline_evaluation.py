@@ -29,7 +29,8 @@ from rl_training.ope.value import (
     summarize_fit,
     weight_beyond,
 )
-from rl_training.runtime.workflows import load_agent
+from rl_training.runtime.workflows import LoadedAgent, load_agent
+from rl_training.testing.contract import build, small_config
 
 SMALL: dict[str, Any] = {"updates": 10, "members": 2, "batch_size": 8, "hidden_sizes": (8,)}
 WORDS = ("--updates", 10, "--members", 2, "--batch-size", 8, "--hidden-sizes", "8")
@@ -102,6 +103,21 @@ def test_every_method_is_evaluated_with_its_own_gamma_and_repeats_itself(
     drawn = policy_of(load_agent(path, device="cpu"), stochastic=True, seed=0)(data.observations)
     samples = bool((drawn != drawn[:, :1]).any())
     assert (sampled.value != first.value) == samples, "another policy has another value"
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("Parts", "takes observations without images, but .*:Parts has camera"),
+        ("Switches", "takes discrete or continuous actions, but .*:Switches has multi_discrete"),
+    ],
+)
+def test_tasks_that_no_value_network_reads_are_refused(task: str, message: str) -> None:
+    task_id = f"rl_training.testing.contract:{task}"
+    learner, env = build("bc", task=task_id)
+    agent = LoadedAgent(learner, small_config("bc", "nowhere", task=task_id), env, 0)
+    with pytest.raises(SpecMismatch, match=f"offline evaluation {message}"):
+        evaluate_offline(agent, random_dataset(env, 200, 0), gamma=0.9, **SMALL)
 
 
 def test_policy_s_actions_are_those_of_predict_and_leave_no_trace(

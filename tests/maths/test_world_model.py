@@ -13,7 +13,6 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional
 
-from rl_training.envs.observing import observation_spec
 from rl_training.errors import SpecMismatch
 from rl_training.models.dreamer import (
     BLOCK_IMAGES,
@@ -31,6 +30,7 @@ from rl_training.models.layers import BLOCK_ROWS, StackedConvTranspose2d, scaled
 from rl_training.models.rows import split
 from rl_training.models.rssm import RSSMState, one_hot_argmax
 from rl_training.rng import Rng
+from rl_training.spaces import observation_spec
 
 KINDS: tuple[LatentKind, ...] = ("categorical", "gaussian")
 every_kind = pytest.mark.parametrize("kind", KINDS)

@@ -245,7 +245,7 @@ def test_a_dataset_too_small_to_hold_rows_out_is_refused(tmp_path: Path) -> None
 def test_images_are_refused(algo: str) -> None:
     env = probe_env("Pendulum-v1", {}).model_copy(update={"obs_shape": (8, 8, 3)})
     spec = get_algorithm_spec(algo)
-    with pytest.raises(SpecMismatch, match=r"takes observations with 1 axes.*\(8, 8, 3\)"):
+    with pytest.raises(SpecMismatch, match=r"takes observations with 1 axis.*\(8, 8, 3\)"):
         spec.check_env(env, spec.config_class())
 
 

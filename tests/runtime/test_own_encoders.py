@@ -223,7 +223,7 @@ def test_an_agent_acts_saves_and_loads(tmp_path: Path) -> None:
 
 
 def test_images_are_refused_with_the_way_out_where_no_network_reads_them() -> None:
-    with pytest.raises(SpecMismatch, match=r"takes observations with 1 axes.*; flatten them"):
+    with pytest.raises(SpecMismatch, match=r"takes observations with 1 axis.*; flatten them"):
         SimbaV2(STEERED, normalize_observations=False).predict(np.zeros((1, 8, 8), np.uint8))
 
 

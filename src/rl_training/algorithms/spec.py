@@ -83,6 +83,22 @@ class AlgorithmSpec:
         return self.learner.settings_class()
 
     @property
+    def spaces(self) -> dict[str, bool]:
+        """Which kinds of spaces it takes, by the names of the documentation's table."""
+        counted = any(kind != "continuous" for kind in self.action_kinds)
+        return {
+            "vector": 1 in self.obs_ndims,
+            "image": 3 in self.obs_ndims,
+            "parts": set(VECTOR_LEAVES) <= set(self.leaf_kinds),
+            "many values": "index" in self.leaf_kinds,
+            "image among parts": "image" in self.leaf_kinds,
+            "Discrete": "discrete" in self.action_kinds,
+            "MultiDiscrete": "multi_discrete" in self.action_kinds,
+            "Box": "continuous" in self.action_kinds,
+            "mask": counted and "mask" in self.leaf_kinds,
+        }
+
+    @property
     def continues_online(self) -> bool:
         """Whether an offline method can continue online with its own update, by its settings."""
         return issubclass(self.config_class, OfflineToOnlineSettings)
@@ -105,7 +121,7 @@ class AlgorithmSpec:
         """
         if env.action_kind not in self.action_kinds:
             advice = "`rl-training list` shows what each algorithm takes."
-            if self.counterpart is not None:
+            if self.counterpart is not None and env.action_kind != "multi_discrete":
                 advice = f"{self.counterpart} is the same method for them; {advice}"
             raise SpecMismatch(
                 f"{self.name} needs {' or '.join(self.action_kinds)} actions, but {env.env_id} has "
@@ -115,21 +131,28 @@ class AlgorithmSpec:
         if parts is not None and parts.needs_encoder:
             self._check_parts(parts, env.env_id)
         ndims, ndim = self.obs_ndims, len(env.obs_shape)
+        if ndim not in ndims:
+            beside = ndim == 3 and "image" in self.leaf_kinds
+            advice = "flatten them" + (", or give the image as a part of a Dict" if beside else "")
+            axes = " or ".join(map(str, ndims)) + (" axis" if ndims == (1,) else " axes")
+            raise SpecMismatch(
+                f"{self.name} takes observations with {axes}, but those of {env.env_id} have shape "
+                f"{tuple(env.obs_shape)}; {advice}"
+            )
         if ndim > 1:
             _refuse_standardized(env, config)
-        if ndim not in ndims:
-            raise SpecMismatch(
-                f"{self.name} takes observations with {' or '.join(map(str, ndims))} axes, but "
-                f"{env.env_id} has shape {tuple(env.obs_shape)}; flatten them"
-            )
 
     def _check_parts(self, parts: ObservationSpec, env_id: str) -> None:
         others = [leaf for leaf in parts.leaves if leaf.kind not in self.leaf_kinds]
         if others:
             named = ", ".join(f"{leaf.name} ({_CALLED[leaf.kind]})" for leaf in others)
+            taken = ", ".join(_CALLED[kind] for kind in self.leaf_kinds)
+            advice = "leave them out with a wrapper (env_kwargs.wrappers)"
+            if all(leaf.kind == "mask" for leaf in others):
+                advice = "set env_kwargs.wrappers.action_mask to off to go without masks"
             raise SpecMismatch(
                 f"{self.name} does not take these parts of the observations of {env_id}: {named}; "
-                "leave them out with a wrapper (env_kwargs.wrappers), or use another method"
+                f"it takes {taken}; {advice}, or use another method"
             )
 
     def outline(self, env: EnvSpec, config: AlgoConfig, most_tensors: int) -> AnyLearner:

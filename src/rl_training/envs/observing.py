@@ -1,35 +1,27 @@
-"""Observations of several parts: what a space holds, and the wrapper that makes rows of them.
+"""Observations of several parts: the wrappers that make rows of them, masks of actions beside them.
 
-A space that is not a plain Box becomes an `ObservationSpec`: Dict and Tuple, nested at will, of
-Box, Discrete, MultiDiscrete and MultiBinary.  The mask of allowed actions, where the task has one,
-becomes the last part.  Shapes: W entries of a row.
+The mask of allowed actions, where the task has one, is the last part.  Shapes: W entries of a
+row.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Any, Literal, SupportsFloat, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.envs.spec import AnyEnv, Array, action_sizes
+from rl_training.envs.spec import AnyEnv, Array
 from rl_training.errors import EnvError, SpecMismatch
-from rl_training.observations import MOST_LEAVES, LeafSpec, ObservationSpec
+from rl_training.observations import ObservationSpec
+from rl_training.spaces import MASK, action_sizes, observation_spec, space_text
 
 MaskSource: TypeAlias = Literal["auto", "info", "off"]
-MASK = "action_mask"
-"""Key of the mask in a Dict observation and in infos."""
 METHOD = "action_masks"
 """Method of an environment that returns the mask."""
 OBSERVATION = "observation"
 """Key of the task's own observation where the mask is beside it."""
-MOST_VALUES = 65_536
-"""Values of a whole number, beyond which the table of its embedding costs too much."""
-MOST_ONE_HOT = 512
-"""Values of a discrete part up to which a row holds it one-hot; beyond, networks embed it."""
 
 
 def with_rows(env: AnyEnv, env_id: str, masks: MaskSource = "auto") -> AnyEnv:
@@ -50,10 +42,10 @@ def with_rows(env: AnyEnv, env_id: str, masks: MaskSource = "auto") -> AnyEnv:
     if masks == "info" and not sizes:
         raise SpecMismatch(
             f"environment {env_id}: env_kwargs.wrappers.action_mask is info, but its action space "
-            f"{env.action_space} is not of discrete actions; remove the key"
+            f"{space_text(env.action_space)} is not of discrete actions; remove the key"
         )
     if beside:
-        env = MaskBeside(env, sizes, env_id)
+        env = MaskBeside(env, sizes, by_method=masks == "auto")
     space = env.observation_space
     if isinstance(space, spaces.Box):
         return env
@@ -68,23 +60,27 @@ def _has_masks(env: AnyEnv, env_id: str) -> bool:
         return False
     if not action_sizes(env.action_space):
         raise SpecMismatch(
-            f"environment {env_id} has a method {METHOD}, but its action space {env.action_space} "
-            "is not of discrete actions; set env_kwargs.wrappers.action_mask to off"
+            f"environment {env_id} has a method {METHOD}, but its action space "
+            f"{space_text(env.action_space)} is not of discrete actions; set "
+            "env_kwargs.wrappers.action_mask to off"
         )
     return True
 
 
 class MaskBeside(gym.Wrapper[Any, Any, Any, Any]):
-    """Puts the mask of allowed actions beside the observation: a Dict of both.
+    """Puts the mask of allowed actions beside the observation: a Dict of both."""
 
-    The mask comes from the environment's method where it has one, else from the info.
-    """
+    def __init__(self, env: AnyEnv, sizes: tuple[int, ...], *, by_method: bool) -> None:
+        """Wrap an environment.
 
-    def __init__(self, env: AnyEnv, sizes: tuple[int, ...], env_id: str) -> None:
+        Args:
+            env: The environment.
+            sizes: Numbers of values of the parts of its actions.
+            by_method: Ask its method for the mask, in place of looking into the info.
+        """
         super().__init__(env)
-        self._size, self._label = sum(sizes), env_id
-        self._by_method = env.has_wrapper_attr(METHOD)
-        mask = spaces.MultiBinary(self._size)
+        self._sizes, self._by_method = sizes, by_method
+        mask = spaces.MultiBinary(sum(sizes))
         self.observation_space = spaces.Dict({OBSERVATION: env.observation_space, MASK: mask})
 
     def reset(
@@ -100,20 +96,45 @@ class MaskBeside(gym.Wrapper[Any, Any, Any, Any]):
         return self._with_mask(obs, info), reward, terminated, truncated, info
 
     def _with_mask(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
-        given = self.env.get_wrapper_attr(METHOD)() if self._by_method else info.get(MASK)
+        if self._by_method:
+            where, given = f"its method {METHOD}", self.env.get_wrapper_attr(METHOD)()
+        else:
+            keys = ", ".join(map(repr, info)) or "nothing"
+            where, given = f"an info with {keys}", info.get(MASK)
         if given is None:
+            key = "" if self._by_method else f" (the key {MASK!r})"
             raise EnvError(
-                f"environment {self._label}: env_kwargs.wrappers.action_mask is info, but an info "
-                f"has no {MASK!r} (it has {', '.join(map(repr, info)) or 'nothing'}); every reset "
-                "and step must give one"
+                f"{where} gives no mask of actions{key}, but every reset and step must give one; "
+                "without masks, set env_kwargs.wrappers.action_mask to off"
             )
-        mask = np.asarray(given).reshape(-1)
-        if mask.shape != (self._size,):
+        return {OBSERVATION: obs, MASK: self._joined(given, where)}
+
+    def _joined(self, given: Any, where: str) -> Array:
+        """Return a mask as one array; of an action of several parts it may be one for each."""
+        if isinstance(given, tuple | list) and len(given) == len(self._sizes) > 1:
+            given = np.concatenate([_as_array(part, where).reshape(-1) for part in given])
+        mask = _as_array(given, where).reshape(-1)
+        if mask.size != sum(self._sizes):
             raise EnvError(
-                f"environment {self._label}: its action mask has {mask.size} entries, but its "
-                f"action space {self.env.action_space} needs {self._size}, one for each value"
+                f"{where} gives a mask of {mask.size} entries, but its action space "
+                f"{space_text(self.env.action_space)} needs {sum(self._sizes)}, one for each value"
             )
-        return {OBSERVATION: obs, MASK: mask}
+        return mask
+
+
+def _as_array(given: Any, where: str) -> Array:
+    """Return the entries of a mask.
+
+    Raises:
+        EnvError: They are no numbers.
+    """
+    try:
+        mask = np.asarray(given)
+    except ValueError:  # rows of different lengths
+        mask = np.empty((), object)
+    if mask.dtype.kind not in "biuf":
+        raise EnvError(f"the mask of {where} must be zeros and ones, got {str(given)[:80]}")
+    return mask
 
 
 class Rows(gym.Wrapper[Array, Any, Any, Any]):
@@ -138,90 +159,3 @@ class Rows(gym.Wrapper[Array, Any, Any, Any]):
         obs, reward, terminated, truncated, info = self.env.step(action)
         row = self.observation_parts.pack(obs, ended=bool(terminated or truncated))
         return row, reward, terminated, truncated, info
-
-
-def observation_spec(
-    space: spaces.Space[Any], env_id: str, mask_sizes: tuple[int, ...] = ()
-) -> ObservationSpec:
-    """Return the parts of a space.
-
-    Args:
-        space: Of observations.
-        env_id: How messages call the environment.
-        mask_sizes: Numbers of values of the parts of its actions: the key `action_mask` of a Dict
-            holds a mask if it has as many entries. Without any, no part is taken for a mask.
-
-    Raises:
-        SpecMismatch: Naming the part that cannot be used, and what can.
-    """
-    leaves = list(_leaves(space, (), env_id))
-    if len(leaves) > MOST_LEAVES:
-        raise SpecMismatch(
-            f"environment {env_id}: its observation has {len(leaves)} parts, more than the "
-            f"{MOST_LEAVES} that can be used; join some of them"
-        )
-    masks = [leaf for leaf in leaves if mask_sizes and _is_mask(leaf, sum(mask_sizes))]
-    others = [leaf for leaf in leaves if leaf not in masks]
-    marked = [leaf.model_copy(update={"kind": "mask", "sizes": mask_sizes}) for leaf in masks]
-    if not others:
-        raise SpecMismatch(
-            f"environment {env_id}: its observation holds nothing but a mask of actions; a policy "
-            "needs something to go by"
-        )
-    return ObservationSpec(leaves=(*others, *marked))
-
-
-def _is_mask(leaf: LeafSpec, size: int) -> bool:
-    return leaf.path == (MASK,) and math.prod(leaf.shape) == size and not leaf.is_discrete
-
-
-def _leaves(space: spaces.Space[Any], path: tuple[str, ...], env_id: str) -> Iterator[LeafSpec]:
-    """Yield the parts of a space in its order."""
-    if isinstance(space, spaces.Dict):
-        for key, part in space.spaces.items():
-            yield from _leaves(part, (*path, str(key)), env_id)
-    elif isinstance(space, spaces.Tuple):
-        for index, part in enumerate(space.spaces):
-            yield from _leaves(part, (*path, str(index)), env_id)
-    else:
-        yield _leaf(space, path, env_id)
-
-
-def _called(path: tuple[str, ...]) -> str:
-    return f"part {'/'.join(path)!r} of its observation space" if path else "its observation space"
-
-
-def _leaf(space: spaces.Space[Any], path: tuple[str, ...], env_id: str) -> LeafSpec:
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        sizes = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
-        if sizes.max() > MOST_VALUES:
-            raise SpecMismatch(
-                f"environment {env_id}: {_called(path)} is {space}, but of whole numbers at most "
-                f"{MOST_VALUES:,} values can be told apart; give them as numbers in a Box"
-            )
-        return LeafSpec(
-            path=path,
-            kind="one_hot" if sizes.sum() <= MOST_ONE_HOT else "index",
-            shape=sizes.shape,
-            dtype=str(space.dtype),
-            sizes=tuple(sizes.ravel().tolist()),
-            starts=tuple(np.asarray(space.start).ravel().tolist()),
-        )
-    if isinstance(space, spaces.MultiBinary):
-        return LeafSpec(path=path, kind="flags", shape=space.shape, dtype=str(space.dtype))
-    numbers = isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "fiub"
-    if not numbers or 0 in (space.shape or ()):
-        raise SpecMismatch(
-            f"environment {env_id}: {_called(path)} is {space}, which cannot be used; allowed are "
-            "Box of numbers, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these; "
-            "leave the part out with a wrapper (env_kwargs.wrappers), or turn it into one of them"
-        )
-    shape = space.shape or ()
-    image = len(shape) == 3
-    return LeafSpec(
-        path=path,
-        kind="image" if image else "numbers",
-        shape=shape,
-        dtype=str(space.dtype),
-        channels_last=image and shape[2] < shape[0] and shape[2] <= 16,
-    )

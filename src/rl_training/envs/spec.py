@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from rl_training.errors import SpecMismatch
 from rl_training.observations import NumberType, ObservationSpec
+from rl_training.spaces import action_sizes, space_text
 from rl_training.validation import PositiveInt
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -165,8 +166,8 @@ class EnvSpec(BaseModel):
                 f"action_sizes {self.action_sizes} and action_starts {self.action_starts} of "
                 f"{self.action_kind} actions of shape {self.action_shape}"
             )
-        if self.mask_size and self.mask_size != self.action_dim:
-            raise ValueError(f"a mask of {self.mask_size} for {self.action_dim} actions")
+        if self.mask_size and (sizes := self._mask_sizes) != self.choices:
+            raise ValueError(f"a mask of {sizes} for actions of {self.choices} values")
         for bound in (self.action_low, self.action_high):
             if bound is not None and len(bound) != math.prod(self.action_shape):
                 raise ValueError(f"{len(bound)} bounds for actions of shape {self.action_shape}")
@@ -209,13 +210,25 @@ class EnvSpec(BaseModel):
         """Entries of the mask of allowed actions at the end of each observation; 0 without one."""
         return 0 if self.observation is None else self.observation.mask_size
 
+    @property
+    def _mask_sizes(self) -> tuple[int, ...]:
+        """Numbers of values of the parts of an action, as its mask has them."""
+        return () if self.observation is None else self.observation.leaves[-1].sizes
+
     def allowed_action(self, obs: Array, generator: np.random.Generator) -> Array:
         """Draw one of the actions that the mask of an observation `[W]` allows, as the task's."""
-        assert self.observation is not None
-        ends = np.cumsum(self.choices)[:-1]
-        parts = np.split(self.observation.allowed(obs), ends)
-        numbers = [generator.choice(np.flatnonzero(part)) for part in parts]
-        return self.scale_action(np.array(numbers if self.action_sizes else numbers[0]))
+        return self.scale_action(self.random_choice(obs, generator))
+
+    def random_choice(self, obs: Array, generator: np.random.Generator) -> Array:
+        """Draw a counted action in learner units uniformly, among those that `obs` `[W]` allows."""
+        sizes = np.array(self.choices)
+        if self.mask_size:
+            assert self.observation is not None
+            parts = np.split(self.observation.allowed(obs), np.cumsum(sizes)[:-1])
+            numbers = np.array([generator.choice(np.flatnonzero(part)) for part in parts])
+        else:
+            numbers = generator.integers(sizes)
+        return numbers if self.action_sizes else np.asarray(numbers[0])
 
     @property
     def obs_dim(self) -> int:
@@ -353,9 +366,9 @@ def _checked_obs_space(space: spaces.Space[Any], env_id: str) -> spaces.Box:
         _require_entries(space, "observation", env_id)
         return space
     raise SpecMismatch(
-        f"environment {env_id}: observation space {space} cannot be used; make the environment "
-        "with rl_training.envs.make_env, which takes Box, Discrete, MultiDiscrete, MultiBinary, "
-        "and Dict and Tuple of these"
+        f"environment {env_id}: observation space {space_text(space)} cannot be used; make the "
+        "environment with rl_training.envs.make_env, which takes Box, Discrete, MultiDiscrete, "
+        "MultiBinary, and Dict and Tuple of these"
     )
 
 
@@ -370,6 +383,7 @@ def _action_fields(space: spaces.Space[Any], env_id: str) -> dict[str, Any]:
             "action_dtype": "int64",
         }
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        _require_entries(space, "action", env_id)
         starts = getattr(space, "start", np.zeros(space.shape, np.int64))
         return {
             "action_kind": "multi_discrete",
@@ -389,26 +403,18 @@ def _action_fields(space: spaces.Space[Any], env_id: str) -> dict[str, Any]:
             "action_high": tuple(space.high.ravel().tolist()),
         }
     raise SpecMismatch(
-        f"environment {env_id}: action space {space} cannot be used, allowed are Discrete, "
-        "MultiDiscrete, MultiBinary and a Box of floats with at least one axis; wrap the "
+        f"environment {env_id}: action space {space_text(space)} cannot be used, allowed are "
+        "Discrete, MultiDiscrete, MultiBinary and a Box of floats with at least one axis; wrap the "
         "environment so that it takes one of these"
     )
 
 
-def action_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
-    """Return the numbers of values of the parts of counted actions; empty for all others."""
-    if isinstance(space, spaces.Discrete):
-        return (int(space.n),)
-    if isinstance(space, spaces.MultiDiscrete):
-        return tuple(np.ravel(space.nvec).tolist())
-    return (2,) * math.prod(space.shape) if isinstance(space, spaces.MultiBinary) else ()
-
-
-def _require_entries(space: spaces.Box, what: str, env_id: str) -> None:
-    if 0 in space.shape:
+def _require_entries(space: spaces.Space[Any], what: str, env_id: str) -> None:
+    shape = space.shape or ()
+    if 0 in shape:
         raise SpecMismatch(
-            f"environment {env_id}: its {what} Box of shape {space.shape} holds no number; every "
-            "axis must be at least 1 long"
+            f"environment {env_id}: its {what} {type(space).__name__} of shape {shape} holds no "
+            "number; every axis must be at least 1 long"
         )
 
 

@@ -22,6 +22,8 @@ def split(parts: ObservationSpec, rows: Tensor) -> dict[str, Tensor]:
     All are float32 but the images of rows of bytes.
     """
     in_bytes = rows.dtype == torch.uint8
+    # Bytes that were cast to floats would be read at other places.
+    assert rows.shape[-1] == (parts.width if in_bytes else parts.num_floats)
     wide = _wide_floats(parts, rows) if in_bytes else rows
     leaves, place = {}, 0
     for leaf in parts.order:

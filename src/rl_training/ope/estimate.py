@@ -132,7 +132,8 @@ def prepared(dataset: Source, agent: LoadedAgent, warn: Warn | None = None) -> O
 
     Raises:
         DataError: When it does not fit the agent's task, or its episodes cannot be told.
-        SpecMismatch: When observations are not vectors, or actions depend on more than them.
+        SpecMismatch: When observations hold images, actions are several whole numbers, or they
+            depend on more than the observation.
     """
     if agent.learner.initial_acting_state(1) is not None:
         raise SpecMismatch(
@@ -140,11 +141,7 @@ def prepared(dataset: Source, agent: LoadedAgent, warn: Warn | None = None) -> O
             "acts by what it remembers of the episode (a plan or a belief); evaluate this "
             "checkpoint with rl-training eval"
         )
-    if len(agent.env_spec.obs_shape) != 1:
-        raise SpecMismatch(
-            f"offline evaluation takes vector observations, but {agent.env_spec.env_id} has shape "
-            f"{tuple(agent.env_spec.obs_shape)}; evaluate this checkpoint with rl-training eval"
-        )
+    _require_vectors(agent.env_spec)
     if isinstance(dataset, OfflineDataset):
         data = with_links_marked(dataset)
     else:
@@ -156,6 +153,32 @@ def prepared(dataset: Source, agent: LoadedAgent, warn: Warn | None = None) -> O
         for note in data.notes:
             warn(f"{data.name}: {note}")
     return data
+
+
+def _require_vectors(task: EnvSpec) -> None:
+    """Refuse what the networks that estimate values do not read.
+
+    Raises:
+        SpecMismatch: Naming the task and what it has.
+    """
+    instead = "evaluate this checkpoint with rl-training eval"
+    if len(task.obs_shape) != 1:
+        raise SpecMismatch(
+            f"offline evaluation takes vector observations, but {task.env_id} has shape "
+            f"{tuple(task.obs_shape)}; {instead}"
+        )
+    leaves = () if task.observation is None else task.observation.leaves
+    images = [leaf.name for leaf in leaves if leaf.kind == "image"]
+    if images:
+        raise SpecMismatch(
+            f"offline evaluation takes observations without images, but {task.env_id} has "
+            f"{', '.join(images)}; {instead}"
+        )
+    if task.action_sizes:
+        raise SpecMismatch(
+            f"offline evaluation takes discrete or continuous actions, but {task.env_id} has "
+            f"{task.action_kind} ones; {instead}"
+        )
 
 
 def load_source(source: str, task: EnvSpec) -> OfflineDataset:

@@ -95,7 +95,7 @@ def _policy(plan: CollectPlan, agent: LoadedAgent | None, spec: EnvSpec) -> Act:
     """Return a function from an observation to an action in learner units."""
     rng = np.random.default_rng(derive_seed(plan.seed, "collect"))
     if agent is None:
-        return lambda _, __: _random_action(spec, rng)
+        return lambda obs, _: _random_action(spec, obs, rng)
     spec.require_same_task(agent.env_spec, "collect from the checkpoint's own environment")
     learner = agent.learner
     policy_rng = Rng((plan.seed,), "collect", learner.device)
@@ -110,7 +110,7 @@ def _policy(plan: CollectPlan, agent: LoadedAgent | None, spec: EnvSpec) -> Act:
             state.begin_episodes(torch.ones(1, 1, dtype=torch.bool, device=learner.device))
         with torch.inference_mode(), learner.drawing_from(policy_rng):
             if plan.epsilon > 0 and rng.random() < plan.epsilon:
-                taken = _random_action(spec, rng)
+                taken = _random_action(spec, obs, rng)
                 # A policy with a memory must know of this step too.
                 learner.follow(state, given, torch.from_numpy(taken).to(learner.device)[None, None])
                 return taken
@@ -120,9 +120,12 @@ def _policy(plan: CollectPlan, agent: LoadedAgent | None, spec: EnvSpec) -> Act:
     return policy_action
 
 
-def _random_action(spec: EnvSpec, rng: np.random.Generator) -> Array:
-    if spec.num_actions is not None:
+def _random_action(spec: EnvSpec, obs: Array, rng: np.random.Generator) -> Array:
+    """Draw an action in learner units uniformly, among those that the task allows in `obs`."""
+    if spec.num_actions is not None and not spec.mask_size:
         return np.asarray(rng.integers(spec.num_actions))
+    if spec.actions_are_counted:
+        return spec.random_choice(obs, rng)
     return rng.uniform(-1.0, 1.0, spec.action_dim).astype(np.float32)
 
 

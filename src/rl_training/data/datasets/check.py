@@ -29,6 +29,7 @@ from rl_training.data.datasets.units import (
     any_in_row,
     box_text,
     check_fits,
+    rows_forbidden,
     rows_outside_box,
 )
 from rl_training.data.normalizer import CONSTANT
@@ -227,6 +228,19 @@ def _outside_box(subject: Subject) -> Iterator[Finding]:
                 advice="they may have been scaled to [-1, 1] already: if so, scale them back",
                 count=len(actions),
             )
+
+
+def _forbidden(subject: Subject) -> Iterator[Finding]:
+    data, task = subject.data, subject.task
+    if task is None or len(rows_outside_box(data.actions, task)):
+        return
+    yield from subject.at_rows(
+        "forbidden",
+        "error",
+        rows_forbidden(data.observations, data.actions, task),
+        f"actions are not allowed by the mask of their observation in {task.env_id}",
+        "remove these rows and mark the row before each as truncated",
+    )
 
 
 def _saturated(subject: Subject) -> Iterator[Finding]:
@@ -436,6 +450,7 @@ CHECKS: Sequence[Callable[[Subject], Iterator[Finding]]] = (
     _broken_chain,
     _successor_is_reset,
     _outside_box,
+    _forbidden,
     _saturated,
     _duplicates,
     _reward_scale,

@@ -26,7 +26,7 @@ from rl_training.data.datasets.blocks import (
     kind_of_column,
     mean_and_deviation,
 )
-from rl_training.data.datasets.units import TaskSpec, check_fits, learner_actions
+from rl_training.data.datasets.units import TaskSpec, check_fits, check_masks, learner_actions
 from rl_training.data.rewards import scale_rewards
 from rl_training.errors import DataError
 
@@ -264,6 +264,7 @@ class OfflineDataset:
         if self.learner_units:
             return self
         actions, note = learner_actions(self.actions, env_spec, self.name, clip=clip)
+        check_masks(self.observations, self.actions, env_spec, self.name)
         notes = (*self.notes, note) if note else self.notes
         return replace(self, actions=actions, notes=notes, learner_units=True)
 

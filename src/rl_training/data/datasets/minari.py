@@ -29,7 +29,8 @@ from rl_training.data.datasets.columns import RawData, assemble
 from rl_training.data.datasets.dataset import OfflineDataset
 from rl_training.data.datasets.scores import ReferenceScores
 from rl_training.data.datasets.units import any_in_row
-from rl_training.errors import DataError, MissingExtraError
+from rl_training.errors import DataError, MissingExtraError, SpecMismatch
+from rl_training.spaces import action_sizes, observation_spec
 
 Array = NDArray[Any]
 ID_FORM = re.compile(r"[-_\w/]+-v\d+")
@@ -107,7 +108,8 @@ def _read(stored: Any, where: str) -> RawData:
     for episode in stored.iterate_episodes():
         if not len(episode.rewards):
             continue
-        obs = flat_observations(stored.observation_space, episode.observations, where)
+        spaces_of = stored.observation_space, stored.action_space
+        obs = flat_observations(*spaces_of, episode.observations, where)
         if len(obs) != len(episode.rewards) + 1:
             raise DataError(
                 f"{where}: episode {episode.id} has {len(obs)} observations and "
@@ -140,23 +142,22 @@ def _read(stored: Any, where: str) -> RawData:
     )
 
 
-def flat_observations(space: spaces.Space[Any], values: Any, where: str) -> Array:
+def flat_observations(
+    space: spaces.Space[Any], actions: spaces.Space[Any], values: Any, where: str
+) -> Array:
     """Return observations `[T + 1, ...]` as the environment layer gives them.
 
-    Box: as they are.  Dict of Box: entries side by side.  Discrete: one-hot.
+    A Box as it is, everything else as rows.  What the mask of actions after the last step allows is
+    of no account, and it may allow nothing.
     """
     if isinstance(space, spaces.Box):
         return np.asarray(values)
-    if isinstance(space, spaces.Discrete):
-        table = np.eye(int(space.n), dtype=np.float32)
-        return table[np.asarray(values, np.int64) - int(space.start)]
-    if isinstance(space, spaces.Dict) and all(isinstance(p, spaces.Box) for p in space.values()):
-        parts = [np.asarray(values[name]) for name in space.spaces]
-        return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
-    raise DataError(
-        f"{where}: observation space {space} cannot be used; allowed are Box, Discrete and Dict of "
-        "Box"
-    )
+    try:
+        return observation_spec(space, where, action_sizes(actions)).pack(values, 1, ended=True)
+    except SpecMismatch as error:
+        raise DataError(str(error).removeprefix("environment ")) from None
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
 
 
 def _flat_actions(space: spaces.Space[Any], values: Any, where: str) -> Array:

@@ -2,8 +2,9 @@
 
 Each observation is the last one times 0.9 plus a fixed linear effect of the action plus noise, or,
 where it has several parts, a draw of its own; the reward is minus the mean square of the
-successor.  Every second episode terminates after 10 to 50 steps, the others are truncated at 50.
-Nothing can be learned from it about the task whose shapes it has.
+successor.  Where the task has masks, actions are among those allowed.  Every second episode
+terminates after 10 to 50 steps, the others are truncated at 50.  Nothing can be learned from it
+about the task whose shapes it has.
 
 Shapes: E episodes, L steps, D entries of an observation, A of an action.
 """
@@ -35,6 +36,8 @@ def random_dataset(task: TaskSpec, size: int, seed: int) -> OfflineDataset:
     lengths = lengths[:episodes]
     actions, effect = _actions(task, rng, episodes)
     observations = _observations(task, rng, effect)  # [E, L + 1, *shape]
+    if task.observation is not None and task.observation.mask_size:
+        actions = _allowed_actions(task, rng, task.observation.allowed(observations[:, :-1]))
     values = observations[:, 1:].astype(np.float64)
     scale = 255.0 if observations.dtype == np.uint8 else 1.0
     rewards = -np.square(values / scale).mean(axis=tuple(range(2, values.ndim)))
@@ -80,6 +83,18 @@ def _actions(task: TaskSpec, rng: np.random.Generator, episodes: int) -> tuple[A
         return unit.astype(np.float32), effect
     low, high = np.array(task.action_low), np.array(task.action_high)
     return (low + 0.5 * (unit + 1.0) * (high - low)).astype(np.float32), effect
+
+
+def _allowed_actions(task: TaskSpec, rng: np.random.Generator, allowed: Array) -> Array:
+    """Draw actions uniformly among those that masks `[E, L, values]` allow."""
+    lots: Array = np.where(allowed, rng.random(allowed.shape), -1.0)
+    if task.num_actions is not None:
+        number: Array = lots.argmax(-1) + task.action_start
+        return number
+    ends = np.cumsum(task.action_sizes)[:-1]
+    index = np.stack([part.argmax(-1) for part in np.split(lots, ends, -1)], -1)
+    numbers: Array = (index + np.array(task.action_starts)).astype(np.float32)
+    return numbers
 
 
 def _observations(task: TaskSpec, rng: np.random.Generator, effect: Array) -> Array:

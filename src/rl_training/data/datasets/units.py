@@ -126,6 +126,37 @@ def _outside(actions: Array, task: TaskSpec) -> NDArray[np.bool_]:
     return any_in_row((actions < low - slack) | (actions > high + slack))
 
 
+def rows_forbidden(observations: Array, actions: Array, task: TaskSpec) -> NDArray[np.int64]:
+    """Return the rows whose action, one that the task takes, the mask beside it does not allow."""
+    parts = task.observation
+    if parts is None or not parts.mask_size:
+        return np.empty(0, np.int64)
+    first = np.cumsum((0, *parts.leaves[-1].sizes[:-1]))
+    found = []
+    for block in column_blocks(observations):
+        index = to_learner_units(np.asarray(actions[block]), task).reshape(-1, len(first))
+        allowed = parts.allowed(np.asarray(observations[block]))
+        taken = np.take_along_axis(allowed, index.astype(np.int64) + first, -1)
+        found.append(block.start + np.flatnonzero(~taken.all(-1)))
+    return joined(found)
+
+
+def check_masks(observations: Array, actions: Array, task: TaskSpec, name: str) -> None:
+    """Refuse actions that the masks beside them do not allow: nobody can learn to take them.
+
+    Raises:
+        DataError: Naming the first row and its action.
+    """
+    rows = rows_forbidden(observations, actions, task)
+    if len(rows):
+        raise DataError(
+            f"{name}: row {rows[0]}: action {np.asarray(actions[rows[0]])} is not allowed by the "
+            f"mask of its observation ({len(rows)} of {len(actions)} actions are not); remove "
+            "these rows and mark the row before each as truncated, or set "
+            "env_kwargs.wrappers.action_mask to off"
+        )
+
+
 def box_text(task: TaskSpec) -> str:
     """Say which actions a task takes."""
     if task.num_actions is not None:

@@ -28,7 +28,13 @@ from rl_training.data.datasets.dataset import (
     check_same_kind,
     normalizing_factor,
 )
-from rl_training.data.datasets.units import TaskSpec, check_actions, check_fits, to_learner_units
+from rl_training.data.datasets.units import (
+    TaskSpec,
+    check_actions,
+    check_fits,
+    check_masks,
+    to_learner_units,
+)
 from rl_training.data.rewards import scale_rewards
 
 Array = NDArray[Any]
@@ -56,6 +62,9 @@ class DatasetView:
 
     def kind(self, name: str) -> ColumnKind:
         """Return what the rows of a column are."""
+        sizes = self.task.action_sizes
+        if name == "actions" and sizes:  # floats in a dataset, which does not know their task
+            return ColumnKind(np.dtype(np.int64), (len(sizes),))
         return self.datasets[0].kind(name)
 
     def read(self, name: str, rows: Index) -> Array:
@@ -181,6 +190,7 @@ def view_of(
         check_fits(dataset.observations, dataset.actions, task, dataset.name)
         check_same_kind(datasets[0], dataset)
         note = check_actions(dataset.actions, task, dataset.name, clip=clip)
+        check_masks(dataset.observations, dataset.actions, task, dataset.name)
         own = dataset.notes if note is None else (*dataset.notes, note)
         notes += own if len(datasets) == 1 else [f"{dataset.name}: {text}" for text in own]
     bounds = np.cumsum([0, *(len(d) for d in datasets)]).tolist()
