@@ -162,6 +162,11 @@ def test_a_broken_contract_is_found_at_creation(fault: str, message: str) -> Non
     assert "BrokenEnv" in str(caught.value)
 
 
+def test_a_wrapper_that_cannot_unpack_a_step_does_not_hide_what_is_wrong_with_it() -> None:
+    with pytest.raises(EnvError, match=r"step must return .* got a tuple of length 4"):
+        probe_env(f"{MODULE}:BrokenEnv", {"fault": "four_values", "max_episode_steps": 9})
+
+
 BOX = spaces.Box(-1, 1, (2,))
 
 
