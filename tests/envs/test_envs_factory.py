@@ -104,6 +104,11 @@ def test_limits_and_thresholds_come_from_the_registry() -> None:
         ("CartPole-v1", {"wrappers": 3}, r"env_kwargs.wrappers of CartPole-v1 .*mapping, got 3"),
         ("CartPole-v1", {"wrappers": "pixels"}, r"or a mapping, got 'pixels'; allowed keys are ch"),
         ("CartPole-v1", {"wrappers": {"pixel": {}}}, r"wrappers.pixel .*allowed keys are chain"),
+        (
+            "ALE/Pong-v5",
+            {"wrappers": {"atari": {"frameskip": 2}}},
+            r"atari\.frameskip .*did you mean frame_skip\?\); allowed keys are noop_max",
+        ),
         ("CartPole-v1", {"wrappers": {"pixels": {"frame_stack": 0}}}, r"pixels.frame_stack"),
         ("CartPole-v1", {"wrappers": {"atari": {}}}, "atari .*games named ALE"),
     ],
