@@ -10,6 +10,7 @@ from helpers.guides import guide_blocks, run_guide
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 GUIDES: dict[str, dict[str, str]] = {
+    "quickstart.md": {"20000": "300", "interval=2000": "interval=150"},
     "guides/own_environment.md": {
         "total_timesteps: 8000": "total_timesteps: 700",
         "eval_interval: 2000": "eval_interval: 0",
@@ -25,38 +26,38 @@ GUIDES: dict[str, dict[str, str]] = {
     },
     "guides/offline_from_your_data.md": {
         "--total-timesteps 4000": "--total-timesteps 60",
-        "--total-timesteps 2000": "--total-timesteps 60",
+        "--total-timesteps 3000": "--total-timesteps 60",
         "--updates 3000 --members 6": "--updates 40 --members 2",
         "--episodes 20": "--episodes 1",
         "columns, 500": "columns, 60",
     },
     "offline_to_online.md": {
         "--total-timesteps 4000": "--total-timesteps 60",
-        "--total-timesteps 2000": "--total-timesteps 220",
+        "--total-timesteps 1500": "--total-timesteps 220",
         "--total-timesteps 1000": "--total-timesteps 60",
         "--episodes 20": "--episodes 1",
         "total_timesteps=500": "total_timesteps=60",
     },
     "guides/imitation.md": {
-        "--total-timesteps 40000": "--total-timesteps 2048",
+        "--total-timesteps 30000": "--total-timesteps 2048",
         "-s run_name=cloned": "--total-timesteps 60 -s run_name=cloned",
-        "--total-timesteps 60000": "--total-timesteps 2048",
-        "-s total_timesteps=40000   # exit code 0": "-s total_timesteps=2048   # exit code 1",
+        "--total-timesteps 40000": "--total-timesteps 2048",
+        "-s total_timesteps=20000   # exit code 0": "-s total_timesteps=2048   # exit code 1",
     },
     "guides/model_based.md": {"--total-timesteps 300": "--total-timesteps 210"},
     "guides/atari.md": {},
     "guides/images_and_dictionaries.md": {
-        "--total-timesteps 10000": "--total-timesteps 300",
-        "total_timesteps: 40000": "total_timesteps: 1024",
+        "--total-timesteps 6000": "--total-timesteps 300",
+        "total_timesteps: 20000": "total_timesteps: 1024",
         "learn(2_000": "learn(512",
         "--episodes 20": "--episodes 1",
         "--episodes 50": "--episodes 2",
     },
     "guides/many_seeds.md": {
-        "--total-timesteps 15000": "--total-timesteps 2048",
+        "--total-timesteps 10000": "--total-timesteps 2048",
         "eval_interval=5000": "eval_interval=1024",
-        "--total-timesteps 20000": "--total-timesteps 3072",
-        "total_timesteps=6000": "total_timesteps=1024",
+        "--total-timesteps 12000": "--total-timesteps 3072",
+        "total_timesteps=4000": "total_timesteps=1024",
         "total_timesteps=4_000": "total_timesteps=1_024",
         "--episodes 20": "--episodes 2",
     },
@@ -78,10 +79,12 @@ MISTAKE = "```bash\nrl-training describe sax\n```\n\n"
 def test_a_guide_does_what_it_says(guide: str, empty: Path) -> None:
     if "atari" in guide:
         pytest.importorskip("ale_py")
-    for module in ("imageio", "h5py"):
+    for module in ("imageio", "h5py", "onnxruntime"):
         pytest.importorskip(module)
     printed = run_guide(DOCS / guide, empty, GUIDES[guide])
     assert "Traceback" not in printed
+    for page in empty.glob("report.html"):
+        assert "data:video/mp4" in page.read_text() or not list(empty.glob("runs/*/*/videos"))
 
 
 def write(folder: Path, *parts: str) -> Path:
