@@ -68,8 +68,6 @@ class Block:
 def guide_blocks(page: Path) -> list[Block]:
     """Return the fenced blocks of a page in order, each with the error shown right after it."""
     text = page.read_text(encoding="utf-8")
-    indented = re.search(r"^[ \t]+```(?:python|bash)\b", text, re.MULTILINE)
-    assert indented is None, f"{page.name}: an indented block would not be run"
     matches = list(_BLOCK.finditer(text))
     following = [*matches[1:], None]
     return [
@@ -88,6 +86,8 @@ def run_guide(page: Path, folder: Path, replace: Mapping[str, str] = {}) -> str:
             instance fewer steps.
     """
     blocks = guide_blocks(page)
+    indented = re.search(r"^[ \t]+```(?:python|bash)\b", page.read_text("utf-8"), re.MULTILINE)
+    assert indented is None, f"{page.name}: an indented block would not be run"
     everything = "".join(block.code for block in blocks)
     assert not (missing := [old for old in replace if old not in everything]), (page.name, missing)
     guide = _Guide(folder)

@@ -83,8 +83,8 @@ def test_a_guide_does_what_it_says(guide: str, empty: Path) -> None:
         pytest.importorskip(module)
     printed = run_guide(DOCS / guide, empty, GUIDES[guide])
     assert "Traceback" not in printed
-    for page in empty.glob("report.html"):
-        assert "data:video/mp4" in page.read_text() or not list(empty.glob("runs/*/*/videos"))
+    if guide == "quickstart.md":
+        assert "data:video/mp4" in (empty / "report.html").read_text()
 
 
 def write(folder: Path, *parts: str) -> Path:
