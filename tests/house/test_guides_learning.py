@@ -35,7 +35,6 @@ GUIDES: dict[str, dict[str, str]] = {
         "--total-timesteps 4000": "--total-timesteps 60",
         "--total-timesteps 1500": "--total-timesteps 220",
         "--total-timesteps 1000": "--total-timesteps 60",
-        "--episodes 20": "--episodes 1",
         "total_timesteps=500": "total_timesteps=60",
     },
     "guides/imitation.md": {
