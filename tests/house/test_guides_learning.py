@@ -27,7 +27,7 @@ GUIDES: dict[str, dict[str, str]] = {
     "guides/offline_from_your_data.md": {
         "--total-timesteps 4000": "--total-timesteps 60",
         "--total-timesteps 3000": "--total-timesteps 60",
-        "--updates 3000 --members 6": "--updates 40 --members 2",
+        "--updates 2000 --members 5": "--updates 40 --members 2",
         "--episodes 20": "--episodes 1",
         "columns, 500": "columns, 60",
     },
