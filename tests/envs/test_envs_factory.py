@@ -104,6 +104,11 @@ def test_limits_and_thresholds_come_from_the_registry() -> None:
         ("CartPole-v1", {"wrappers": 3}, r"env_kwargs.wrappers of CartPole-v1 .*mapping, got 3"),
         ("CartPole-v1", {"wrappers": "pixels"}, r"or a mapping, got 'pixels'; allowed keys are ch"),
         ("CartPole-v1", {"wrappers": {"pixel": {}}}, r"wrappers.pixel .*allowed keys are chain"),
+        (
+            "ALE/Pong-v5",
+            {"wrappers": {"atari": {"frameskip": 2}}},
+            r"atari\.frameskip .*did you mean frame_skip\?\); allowed keys are noop_max",
+        ),
         ("CartPole-v1", {"wrappers": {"pixels": {"frame_stack": 0}}}, r"pixels.frame_stack"),
         ("CartPole-v1", {"wrappers": {"atari": {}}}, "atari .*games named ALE"),
     ],
@@ -160,6 +165,11 @@ def test_a_broken_contract_is_found_at_creation(fault: str, message: str) -> Non
     with pytest.raises(EnvError, match=message) as caught:
         probe_env(f"{MODULE}:BrokenEnv", {"fault": fault})
     assert "BrokenEnv" in str(caught.value)
+
+
+def test_a_wrapper_that_cannot_unpack_a_step_does_not_hide_what_is_wrong_with_it() -> None:
+    with pytest.raises(EnvError, match=r"step must return .* got a tuple of length 4"):
+        probe_env(f"{MODULE}:BrokenEnv", {"fault": "four_values", "max_episode_steps": 9})
 
 
 BOX = spaces.Box(-1, 1, (2,))

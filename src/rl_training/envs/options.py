@@ -109,18 +109,26 @@ def wrapper_options(env_id: str, raw: object) -> WrapperOptions:
     try:
         options = WrapperOptions.model_validate(dict(given))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(
-            f"env_kwargs.wrappers.{where} of {env_id}: {first['msg']} (value {first['input']!r}); "
-            f"allowed keys are {_WRAPPER_KEYS}"
-        ) from None
+        raise ConfigError(_mistake(env_id, error)) from None
     if options.atari is not None and (options.pixels is not None or not is_atari(env_id)):
         raise ConfigError(
             f"env_kwargs.wrappers.atari of {env_id} is for games named ALE/..., and not beside "
             "wrappers.pixels; remove one of the keys"
         )
     return options
+
+
+def _mistake(env_id: str, error: ValidationError) -> str:
+    """Say what is wrong with the first key that is, and which are allowed where it is."""
+    first = error.errors()[0]
+    where, last = ".".join(map(str, first["loc"])), str(first["loc"][-1])
+    sections = {"atari": AtariOptions, "pixels": PixelOptions} if len(first["loc"]) > 1 else {}
+    section = sections.get(str(first["loc"][0]), WrapperOptions)
+    keys = _WRAPPER_KEYS if section is WrapperOptions else ", ".join(section.model_fields)
+    what = f": {first['msg']} (value {first['input']!r})"
+    if first["type"] == "extra_forbidden":
+        what = f" is not a key{suggest(last, section.model_fields)}"
+    return f"env_kwargs.wrappers.{where} of {env_id}{what}; allowed keys are {keys}"
 
 
 def is_atari(env_id: str) -> bool:
