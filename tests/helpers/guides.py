@@ -3,13 +3,13 @@
 What a block is follows from the page:
 
 - `python` blocks run one after another in one namespace, as the cells of a notebook.
-- `bash` blocks run line by line.  `rl-training` and `python FILE` run in a fork of a warm process, as
-  installed: the current folder is not on the path unless the line says `PYTHONPATH=.`.  Lines that
-  set up a machine (`SETUP`) are left out.  A block with pipes, redirections, loops or other commands
-  is given to bash as a whole.
+- `bash` blocks run line by line.  `rl-training` and `python FILE` run in a fork of a warm process,
+  as installed: the current folder is not on the path unless the line says `PYTHONPATH=.`.  Lines
+  that set up a machine (`SETUP`) are left out.  A block with pipes, redirections, loops or other
+  commands is given to bash as a whole.
 - A block of any language after a line that ends with "`NAME.EXT`:" is written to that file instead.
-- A `text` block that begins with `error: ` or `SomeError: ` is the error of the block right before
-  it, which must end with exactly that sentence; `...` stands for any words, a line break for a space.
+- A `text` block that begins with `error: `, `SomeError: ` or `SpecMismatch: ` is the error of the block before
+  it, which must end with exactly that sentence; `...` is any words, a line break is a space.
 - `# exit code N` behind a command is the exit code that it must have.
 - Blocks of every other language (`sh`, `text`, `yaml`, ...) are not run.
 """
@@ -46,7 +46,7 @@ _BLOCK = re.compile(
     r"(?:^(?:[^\n]*\s)?`(?P<file>[\w./-]+\.\w+)`:\n\n)?^```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```",
     re.DOTALL | re.MULTILINE,
 )
-_ERROR = re.compile(r"(?:error|(?:\w+\.)*\w*Error): ")
+_ERROR = re.compile(r"(?:error|(?:\w+\.)*(?:\w*Error|SpecMismatch)): ")
 _PLAIN = re.compile(
     r"(?:[A-Z_]+=\S* )*(?:rl-training|python [\w./-]+\.py)\b[^|<>&;$`]*|export [A-Z_]+=\S*"
 )
