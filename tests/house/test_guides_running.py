@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -191,6 +192,26 @@ def test_a_method_of_ones_own_keeps_the_contract(tmp_path: Path) -> None:
     printed = run_guide(GUIDES / "adding_a_method.md", tmp_path)
     assert "identical" in printed
     assert " passed" in printed
+
+
+# Deployment
+
+
+@pytest.mark.matrix
+def test_deployment(tmp_path: Path) -> None:
+    for module in ("onnx", "onnxscript", "onnxruntime", "huggingface_hub"):
+        pytest.importorskip(module, reason="the extras export and hub are not installed")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    page = ROOT / "docs/deployment.md"
+    printed = run_guide(page, tmp_path, {"8765": port})
+    assert "400 observations have shape (2,), not [4]" in printed
+    doors = next(block for block in shown(page) if "obs/worth" in block)
+    for line in doors.splitlines()[2:]:
+        assert line in printed, "what a mask forbids is never chosen, trained or not"
+    assert (tmp_path / "for_the_hub" / "policy.safetensors").is_file()
+    answers = [line for line in printed.splitlines() if line in ("0", "1")]
+    assert len(answers) >= 3, "of predict: one observation, a file, a line of stdin"
 
 
 # From elsewhere
