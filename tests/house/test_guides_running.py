@@ -217,6 +217,19 @@ def test_deployment(tmp_path: Path) -> None:
 # From elsewhere
 
 
+@pytest.mark.parametrize("name", ["from_sb3.md", "from_d3rlpy.md"])
+def test_a_name_of_another_library_is_answered_as_the_page_says(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = guide_blocks(ROOT / "docs" / name)
+    answer = next(
+        b.code for b in blocks if b.language == "text" and " is not a setting of" in b.code
+    )
+    (code,) = (b.code for b in blocks if "except ConfigError" in b.code)
+    exec(f"from rl_training import CQL, PPO\n{code}", {})
+    assert capsys.readouterr().out == answer
+
+
 @pytest.mark.matrix
 def test_coming_from_cleanrl(tmp_path: Path) -> None:
     fewer = {
