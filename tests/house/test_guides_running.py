@@ -151,7 +151,7 @@ def test_how_the_compiled_update_works(tmp_path: Path) -> None:
     for note in shown(page):
         if note.startswith("note: running without"):
             assert " ".join(note.split()) in " ".join(printed.split())
-    assert "compiled updates" not in printed.split("run_dir=runs/mended")[0].split("fading")[-1]
+    assert printed.count("note: running without compiled updates") == 2
 
 
 # A cluster
