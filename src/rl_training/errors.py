@@ -46,6 +46,10 @@ class CheckpointError(RLTrainingError, RuntimeError):
     """A checkpoint that is missing, damaged, or of another kind than expected."""
 
 
+class UnsavedStateError(RLTrainingError, TypeError):
+    """A learner that keeps tensors where no checkpoint would find them."""
+
+
 class MissingExtraError(RLTrainingError, ImportError):
     """An optional dependency that is not installed; the message names the extra."""
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, UnsavedStateError
 
 StateDict = dict[str, Any]
 T = TypeVar("T")
@@ -108,14 +108,14 @@ def require_found(owner: Stateful) -> None:
     Tensors that a part holds too, such as the parameters of a network, may be in a list as well.
 
     Raises:
-        TypeError: Naming the attribute, and what to do.
+        UnsavedStateError: Naming the attribute, and what to do.
     """
     known = {id(tensor) for _, part in owner._parts() for tensor in _tensors_in(part)}
     for name, value in vars(owner).items():
         if not isinstance(value, list | tuple | dict | set):
             continue
         if any(id(tensor) not in known for tensor in _tensors_in(value)):
-            raise TypeError(
+            raise UnsavedStateError(
                 f"{type(owner).__name__}.{name} is a {type(value).__name__} that holds tensors, "
                 "and no checkpoint would hold them; make each an attribute, or wrap it in "
                 "rl_training.state.transient if it need not be saved"

@@ -21,6 +21,7 @@ from rl_training.algorithms.sources import replay_settings
 from rl_training.data.replay.pairs import Pairs
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.factory import probe_env
+from rl_training.experiment.checkpoint.codec import digest_state
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
@@ -109,8 +110,39 @@ def test_a_function_that_reads_a_number_back_cannot_be_traced() -> None:
     def bad() -> Tensor:
         return owner.total * float(owner.total.sum())
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(
+        CompileError, match=r"bad reads a number back .*`.*float\(owner\.total"
+    ) as e:
         trace(Source("bad", bad, {"owner": owner}))
+    assert "test_accelerate.py:" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "next_value",
+    [
+        lambda learner, obs: obs.sum(-1) * float(obs.max()),
+        lambda learner, obs: obs.sum(-1) * learner.progress,
+    ],
+    ids=["read back", "frozen"],
+)
+def test_a_run_whose_update_cannot_be_traced_goes_on_as_if_nothing_had_been_tried(
+    next_value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config("dqn", tmp_path).replace(accelerate="compile")
+    accelerator, learner, said = make_accelerator(config)
+    settings = replay_settings(learner.config)
+    assert settings is not None
+    replay = make_replay(settings, accelerator.env, 1, learner)
+    replay.set_inserted(100)
+    monkeypatch.setattr(learner, "next_value", lambda obs: next_value(learner, obs))
+    source = replay_sources(learner, replay, list(get_algorithm_spec("dqn").metrics))["update-0"]
+    before = digest_state(learner.state_dict())
+    # The path of CUDA, and of a compiling process that failed.
+    assert accelerator.programs([source]) == {}
+    assert digest_state(learner.state_dict()) == before
+    (text,) = said
+    assert text.startswith("running without compiled updates: update-0 ")
+    assert "test_accelerate.py:" in text
 
 
 def frozen_next_values(learner: Any, replay: ReplayBuffer) -> dict[str, Callable[[Tensor], Any]]:

@@ -324,7 +324,7 @@ def test_the_loader_of_the_docs_works_without_this_package(run: Path, tmp_path: 
     assert done.code == 0, done.err
     assert float(done.values["largest_difference"]) < 1e-6
     page = (ROOT / "docs/deployment.md").read_text()
-    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    code, *_ = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert "rl_training" not in code.replace('["rl_training"]', "")
     assert len(code.splitlines()) <= 10
     printed = run_python("-c", code, cwd=tmp_path)

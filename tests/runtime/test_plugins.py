@@ -176,6 +176,8 @@ def test_a_program_is_compiled_again_when_the_plugin_changes(
 
     (tmp_path / "own_method.py").write_text((FOLDER / "awac.py").read_text())
     monkeypatch.syspath_prepend(str(tmp_path))
+    # Where people work: here the file that `torch.classes` names would be, `_classes.py`.
+    monkeypatch.chdir(tmp_path)
     importlib.import_module("own_method")
     try:
         config = small_config("own_method:SPEC", tmp_path).resolved()
@@ -188,6 +190,22 @@ def test_a_program_is_compiled_again_when_the_plugin_changes(
         assert plugin_sources("sac") == []
     finally:
         sys.modules.pop("own_method", None)
+
+
+def test_a_plugin_that_hides_a_tensor_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (FOLDER / "awac.py").read_text()
+    hidden = "    def setup(self) -> None:\n        super().setup()\n        self.past = [self.rng.uniform(3)]\n"
+    own = text.replace("    def sample_action", f"{hidden}\n    def sample_action")
+    (tmp_path / "hiding.py").write_text(own)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        done = run_cli("train", "--config", write_config(tmp_path, "hiding:SPEC"), "--quiet")
+    finally:
+        sys.modules.pop("hiding", None)
+    assert done.code == 2
+    assert "\nerror: AWAC.past is a list that holds tensors" in f"\n{done.err}"
 
 
 @pytest.mark.matrix

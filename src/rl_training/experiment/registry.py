@@ -189,7 +189,10 @@ def plugin_sources(name: str) -> list[Path]:
     folder = Path(main).resolve().parent
     loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     files = {Path(file).resolve() for file in loaded if file}
-    return sorted(file for file in files if folder in file.parents and file.suffix == ".py")
+    # A module may name a file that is not there: that of `torch.classes` is `_classes.py`.
+    return sorted(
+        file for file in files if folder in file.parents and file.suffix == ".py" and file.is_file()
+    )
 
 
 def _import(target: str, named_by: str) -> ModuleType:

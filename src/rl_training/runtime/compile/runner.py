@@ -212,9 +212,11 @@ class Accelerator:
     def _compiled_here(self, source: Source) -> Program:
         undo = Undo(source)
         fused = fused_networks(self.learner, self.config.precision)
-        with self._in_phase(source), fused:
-            made = trace(source, self._arguments(source))
-        undo()
+        try:
+            with self._in_phase(source), fused:
+                made = trace(source, self._arguments(source))
+        finally:
+            undo()
         if self.captures and made.num_operations > LARGE:
             return as_traced(made, source)
         return compile_here(made, source, self.learner.num_seeds)

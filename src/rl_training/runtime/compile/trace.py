@@ -169,13 +169,16 @@ def trace(source: Source, arguments: Sequence[Any] = ()) -> Trace:
     which changes meanwhile would be frozen.
 
     Raises:
-        CompileError: When there is such a number, naming it.
-        RuntimeError: From PyTorch, when the function reads a number back from a tensor.
+        CompileError: When there is such a number, or one is read back from a tensor, naming the
+            line of code.
     """
-    with at_stage(source.owners, EARLY):
-        early = trace_once(source, arguments)
-    with at_stage(source.owners, LATE):
-        late = trace_once(source, arguments)
+    try:
+        with at_stage(source.owners, EARLY):
+            early = trace_once(source, arguments)
+        with at_stage(source.owners, LATE):
+            late = trace_once(source, arguments)
+    except RuntimeError as error:
+        raise CompileError(f"{source.name} {_untraceable(error)}") from error
     if _first_difference(early.graph, late.graph) is None:
         return early
     # Once more with the lines of code that operations come from, which cost much to keep.
@@ -267,6 +270,19 @@ def _frozen(early: GraphModule, late: GraphModule) -> str:
         f"would freeze a number that changes during a run: {change}, in {nodes[1].target} at "
         f"{nodes[1].stack_trace}; keep it in a Scalar that set_progress sets, and read its tensor"
     )
+
+
+def _untraceable(error: RuntimeError) -> str:
+    """Say what the tracer could not follow, and where it is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith(_TORCH)]
+    place = f"{Path(outside[-1].filename).name}:{outside[-1].lineno}, `{outside[-1].line}`"
+    if "tracing tensor" in str(error):
+        return (
+            f"reads a number back from a tensor at {place}; keep it a tensor, choose by "
+            "torch.where, or by phase() where the choice follows from the number of updates"
+        )
+    return f"cannot be traced at {place}: {str(error).strip().splitlines()[0]}"
 
 
 def _drop_unused_inputs(graph: GraphModule, examples: Sequence[Tensor]) -> list[int]:

@@ -32,7 +32,7 @@ from rl_training.runtime.compile.programs import (
     replay_sources,
     rollout_sources,
 )
-from rl_training.runtime.compile.trace import Source, trace
+from rl_training.runtime.compile.trace import CompileError, Source, trace
 from rl_training.runtime.phases.imagination import synthetic_buffer
 from rl_training.runtime.replay import dataset_buffer, load_buffer, make_replay
 
@@ -104,4 +104,7 @@ def compile_programs(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    compile_programs(Path(sys.argv[1]))
+    try:
+        compile_programs(Path(sys.argv[1]))
+    except CompileError as error:
+        sys.exit(str(error))  # its last line is what the run says
