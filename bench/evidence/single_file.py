@@ -1,0 +1,186 @@
+"""The scripts of `examples/single_file` against the package: what they learn, and in what time.
+
+`python -m bench.evidence.single_file learn` trains each script on the seeds of its method's gate
+and evaluates the result as the gate does: 100 episodes from common start states.
+`python -m bench.evidence.single_file time` trains script and package in turns, without evaluations,
+each in a process of its own on one thread; what the package compiles is cached by a first run that
+is not counted.  Both write one file of records, and each figure replaces an older one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.evidence.gates import SEEDS, Gate, find_gates
+from bench.evidence.rows import Row, read, write_rows
+from rl_training.cli.commands import parse_seeds
+from rl_training.experiment.config import load_config
+from rl_training.experiment.statistics import interquartile_mean
+from rl_training.runtime.train import train
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = ROOT / "docs" / "studies" / "single_file.csv"
+COLUMNS = ("script", "figure", "side", "run", "value", "wall_seconds", "cpu_seconds")
+"""`figure` is `return` (`run` is the seed, `value` the mean) or `time` (`run` is the turn, `value`
+the number of seeds)."""
+PRESETS = {"sac": "sac/pendulum", "ppo": "ppo/cartpole", "dqn": "dqn/cartpole"}
+"""The preset whose task and settings a script has."""
+SIDES = ("script", "package", "package10")
+TIMED_SEEDS = {"script": 1, "package": 1, "package10": 10}
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a training took."""
+
+    wall: float
+    cpu: float
+
+
+def gate_of(script: str) -> Gate:
+    """Return the gate of the method that a script shows."""
+    (gate,) = find_gates([PRESETS[script]])
+    return gate
+
+
+def script_module(script: str) -> Any:
+    """Import a script."""
+    return importlib.import_module(f"examples.single_file.{script}")
+
+
+def returns_of(script: str, seed: int, episodes: int) -> tuple[float, Spent]:
+    """Train a script on a seed and return the mean return of its last policy."""
+    module = script_module(script)
+    start, used = time.perf_counter(), time.process_time()
+    agent = module.train(module.Settings(seed=seed))
+    spent = Spent(time.perf_counter() - start, time.process_time() - used)
+    returns = module.evaluate(agent, episodes)
+    return sum(returns) / episodes, spent
+
+
+def time_of(script: str, side: str) -> Spent:
+    """Train without evaluations on one side, and return what that took."""
+    if side == "script":
+        module = script_module(script)
+        settings = module.Settings(eval_interval=0)
+        start, used = time.perf_counter(), time.process_time()
+        module.train(settings)
+        return Spent(time.perf_counter() - start, time.process_time() - used)
+    with tempfile.TemporaryDirectory() as folder:
+        changes: dict[str, Any] = {"output_dir": folder, "eval_episodes": 0, "threads": 1}
+        if TIMED_SEEDS[side] > 1:
+            changes["seeds"] = list(range(TIMED_SEEDS[side]))
+        config = load_config(PRESETS[script], ("eval_interval=0",), changes)
+        start, used = time.perf_counter(), time.process_time()
+        train(config)
+        return Spent(time.perf_counter() - start, time.process_time() - used)
+
+
+def in_a_process(*words: str) -> dict[str, float]:
+    """Run a part of this module in a process of its own, on one thread, and return what it says."""
+    command = [sys.executable, "-m", "bench.evidence.single_file", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
+    told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def merge(path: Path, row: Row) -> None:
+    """Put a record into the file, in the place of an older one of the same run."""
+    same = ("script", "figure", "side", "run")
+    kept = [old for old in read(path) if any(old[name] != row[name] for name in same)]
+    write_rows(path, COLUMNS, [*kept, row])
+
+
+def learn(scripts: Sequence[str], seeds: Sequence[int], out: Path) -> None:
+    """Measure what scripts learn."""
+    for script in scripts:
+        gate = gate_of(script)
+        for seed in seeds:
+            told = in_a_process("one", script, str(seed), str(gate.episodes))
+            row = {"script": script, "figure": "return", "side": "script", "run": str(seed)}
+            merge(out, row | _numbers(told))
+            print(f"{script} seed {seed}: {told['value']:.2f}", flush=True)
+        values = [value for seed, value in measured(out, script) if seed in seeds]
+        iqm = float(interquartile_mean(values))
+        print(
+            f"{script}: interquartile mean {iqm:.2f} (bar {gate.iqm_bar}), worst "
+            f"{min(values):.2f} (bar {gate.bar})"
+        )
+
+
+def measured(path: Path, script: str) -> list[tuple[int, float]]:
+    """Return seeds and mean returns of a script, in the order of the seeds."""
+    rows = [r for r in read(path) if (r["script"], r["figure"]) == (script, "return")]
+    return sorted((int(row["run"]), float(row["value"])) for row in rows)
+
+
+def measure_time(scripts: Sequence[str], turns: int, out: Path) -> None:
+    """Measure how long both sides take, in turns."""
+    for script in scripts:
+        for side in SIDES[1:]:
+            in_a_process("spent", script, side)  # compiles
+        for turn in range(turns):
+            for side in SIDES:
+                told = in_a_process("spent", script, side)
+                row = {"script": script, "figure": "time", "side": side, "run": str(turn)}
+                merge(out, row | _numbers(told))
+                wall, cpu = told["wall_seconds"], told["cpu_seconds"]
+                print(f"{script} {side}: {wall:.1f} s, {cpu:.1f} CPU-seconds", flush=True)
+
+
+def _numbers(told: dict[str, float]) -> Row:
+    return {name: f"{value:.2f}" for name, value in told.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, or do one part of it as a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("learn", "time"):
+        command = commands.add_parser(name)
+        command.add_argument("scripts", nargs="*", choices=[[], *PRESETS], metavar="SCRIPT")
+        command.add_argument("--out", type=Path, default=RECORDS)
+    commands.choices["learn"].add_argument("--seeds", default=f"{SEEDS[0]}..{SEEDS[-1]}")
+    commands.choices["time"].add_argument("--turns", type=int, default=3)
+    one = commands.add_parser("one", help="(internal) train a script on a seed")
+    one.add_argument("script")
+    one.add_argument("seed", type=int)
+    one.add_argument("episodes", type=int)
+    spent = commands.add_parser("spent", help="(internal) train one side")
+    spent.add_argument("script")
+    spent.add_argument("side", choices=SIDES)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    if options.command == "learn":
+        learn(options.scripts or list(PRESETS), parse_seeds(options.seeds), options.out)
+    elif options.command == "time":
+        measure_time(options.scripts or list(PRESETS), options.turns, options.out)
+    elif options.command == "one":
+        value, took = returns_of(options.script, options.seed, options.episodes)
+        _tell(value, took)
+    else:
+        _tell(TIMED_SEEDS[options.side], time_of(options.script, options.side))
+    return 0
+
+
+def _tell(value: float, took: Spent) -> None:
+    """Print the last line of a process, which the process that asked for it reads."""
+    print(json.dumps({"value": value, "wall_seconds": took.wall, "cpu_seconds": took.cpu}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
