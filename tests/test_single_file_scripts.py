@@ -7,13 +7,25 @@ import math
 import runpy
 import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from bench.evidence.single_file import PRESETS, script_module
+from bench.evidence.gates import SEEDS
+from bench.evidence.single_file import (
+    PAGE,
+    PRESETS,
+    RECORDS,
+    gate_of,
+    measured,
+    merge,
+    rendered,
+    returns_table,
+    script_module,
+)
 from examples.single_file import dqn, ppo, sac
 from torch import Tensor, nn
 
@@ -49,6 +61,30 @@ def test_a_script_is_short_and_needs_nothing_but_torch_and_gymnasium(script: str
             assert node.level == 0
             imported.add((node.module or "").split(".")[0])
     assert imported <= ALLOWED
+
+
+def test_the_page_has_the_scripts_lines_and_what_the_records_render_to() -> None:
+    text = PAGE.read_text()
+    for script in PRESETS:
+        lines = len((FOLDER / f"{script}.py").read_text().splitlines())
+        row = next(line for line in text.splitlines() if line.startswith(f"| [`{script}.py`]"))
+        assert row.endswith(f" | {lines} | `{PRESETS[script]}` |")
+    stale = "run: python -m bench.evidence.single_file render"
+    assert text == rendered(text, RECORDS), stale
+    seeds = {script: [seed for seed, _ in measured(RECORDS, script)] for script in PRESETS}
+    assert seeds == dict.fromkeys(PRESETS, list(SEEDS)), "each script, on the gates' seeds"
+
+
+def test_a_table_says_when_a_bar_is_missed(tmp_path: Path) -> None:
+    records = tmp_path / "records.csv"
+    bar = gate_of("sac").bar
+    for seed in SEEDS:
+        value = bar - 1 if seed == SEEDS[0] else bar + 50
+        row = {"script": "sac", "figure": "return", "side": "script", "run": str(seed)}
+        merge(records, row | {"value": str(value), "wall_seconds": "1", "cpu_seconds": "1"})
+    sac_row, ppo_row = returns_table(records).splitlines()[2:4]
+    assert f"reaches {gate_of('sac').iqm_bar:g} | {bar - 1:.1f}, **misses** {bar:g} |" in sac_row
+    assert "not measured yet" in ppo_row
 
 
 @every_script

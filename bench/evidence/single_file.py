@@ -3,8 +3,9 @@
 `python -m bench.evidence.single_file learn` trains each script on the seeds of its method's gate
 and evaluates the result as the gate does: 100 episodes from common start states.
 `python -m bench.evidence.single_file time` trains script and package in turns, without evaluations,
-each in a process of its own on one thread; what the package compiles is cached by a first run that
-is not counted.  Both write one file of records, and each figure replaces an older one.
+each in a process of its own on one thread.  The package begins with an empty cache of compiled
+programs; its first run, which fills it, is a record of its own.
+`python -m bench.evidence.single_file render` writes the records' tables into docs/single_file.md.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
+import re
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,7 @@ from typing import Any
 import torch
 
 from bench.evidence.gates import SEEDS, Gate, find_gates
+from bench.evidence.record import read_records
 from bench.evidence.rows import Row, read, write_rows
 from rl_training.cli.commands import parse_seeds
 from rl_training.experiment.config import load_config
@@ -31,14 +36,18 @@ from rl_training.experiment.statistics import interquartile_mean
 from rl_training.runtime.train import train
 
 ROOT = Path(__file__).resolve().parents[2]
+EVIDENCE = ROOT / "docs" / "evidence"
 RECORDS = ROOT / "docs" / "studies" / "single_file.csv"
+PAGE = ROOT / "docs" / "single_file.md"
 COLUMNS = ("script", "figure", "side", "run", "value", "wall_seconds", "cpu_seconds")
-"""`figure` is `return` (`run` is the seed, `value` the mean) or `time` (`run` is the turn, `value`
-the number of seeds)."""
+"""`figure` is `return` (`run` is the seed, `value` the mean) or `time` (`run` is the turn, or
+`first` with an empty cache; `value` is the number of seeds)."""
 PRESETS = {"sac": "sac/pendulum", "ppo": "ppo/cartpole", "dqn": "dqn/cartpole"}
 """The preset whose task and settings a script has."""
-SIDES = ("script", "package", "package10")
-TIMED_SEEDS = {"script": 1, "package": 1, "package10": 10}
+CACHE_VARIABLE = "RL_TRAINING_CACHE"
+SIDES = ("script", "package", "package4")
+TIMED_SEEDS = {"script": 1, "package": 1, "package4": 4}
+FIRST = "first"
 
 
 @dataclass(frozen=True)
@@ -88,10 +97,12 @@ def time_of(script: str, side: str) -> Spent:
         return Spent(time.perf_counter() - start, time.process_time() - used)
 
 
-def in_a_process(*words: str) -> dict[str, float]:
+def in_a_process(*words: str, environment: Mapping[str, str] | None = None) -> dict[str, float]:
     """Run a part of this module in a process of its own, on one thread, and return what it says."""
     command = [sys.executable, "-m", "bench.evidence.single_file", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
     told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -129,17 +140,100 @@ def measured(path: Path, script: str) -> list[tuple[int, float]]:
 
 
 def measure_time(scripts: Sequence[str], turns: int, out: Path) -> None:
-    """Measure how long both sides take, in turns."""
+    """Measure how long both sides take, in turns; several seeds at once are measured once."""
     for script in scripts:
-        for side in SIDES[1:]:
-            in_a_process("spent", script, side)  # compiles
-        for turn in range(turns):
-            for side in SIDES:
-                told = in_a_process("spent", script, side)
-                row = {"script": script, "figure": "time", "side": side, "run": str(turn)}
-                merge(out, row | _numbers(told))
-                wall, cpu = told["wall_seconds"], told["cpu_seconds"]
-                print(f"{script} {side}: {wall:.1f} s, {cpu:.1f} CPU-seconds", flush=True)
+        with tempfile.TemporaryDirectory() as cache:
+            environment = os.environ | {CACHE_VARIABLE: cache}
+            for side in SIDES[1:]:
+                _time(script, side, FIRST, out, environment)
+            for turn in range(turns):
+                for side in SIDES if turn == 0 else SIDES[:2]:
+                    _time(script, side, str(turn), out, environment)
+
+
+def _time(script: str, side: str, run: str, out: Path, environment: Mapping[str, str]) -> None:
+    told = in_a_process("spent", script, side, environment=environment)
+    row = {"script": script, "figure": "time", "side": side, "run": run}
+    merge(out, row | _numbers(told))
+    wall, cpu = told["wall_seconds"], told["cpu_seconds"]
+    print(f"{script} {side} {run}: {wall:.1f} s, {cpu:.1f} CPU-seconds", flush=True)
+
+
+# What the page shows
+
+
+def returns_table(path: Path) -> str:
+    """Return the table of what the scripts learned, beside the package's own record."""
+    lines = [
+        "| script | gate | interquartile mean, bar | worst seed, bar | package: mean, worst |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for script in PRESETS:
+        gate, values = gate_of(script), [value for _, value in measured(path, script)]
+        if len(values) < len(SEEDS):
+            lines.append(f"| `{script}.py` | `{gate.preset}` | not measured yet | | |")
+            continue
+        iqm, worst = float(interquartile_mean(values)), min(values)
+        theirs = read_records(EVIDENCE, [gate]).get(gate.preset)
+        beside = "not measured" if theirs is None else f"{theirs.iqm:.1f}, {theirs.final.min:.1f}"
+        lines.append(
+            f"| `{script}.py` | [`{gate.preset}`](results.md#{gate.preset.replace('/', '')}) "
+            f"| {iqm:.1f}, {_held(iqm, gate.iqm_bar)} | {worst:.1f}, {_held(worst, gate.bar)} "
+            f"| {beside} |"
+        )
+    return "\n".join(lines)
+
+
+def _held(value: float, bar: float) -> str:
+    return f"{'reaches' if value >= bar else '**misses**'} {bar:g}"
+
+
+def times_table(path: Path) -> str:
+    """Return the table of wall times and processor times."""
+    lines = [
+        "| method | script | package | package, first run | package, 4 seeds at once |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    rows = [row for row in read(path) if row["figure"] == "time"]
+    for script in PRESETS:
+        cells = [
+            _time_of(
+                [
+                    r
+                    for r in rows
+                    if (r["script"], r["side"]) == (script, side) and (r["run"] == FIRST) == first
+                ]
+            )
+            for side, first in (
+                ("script", False),
+                ("package", False),
+                ("package", True),
+                ("package4", False),
+            )
+        ]
+        lines.append(f"| {script.upper()} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _time_of(rows: Sequence[Row]) -> str:
+    """Return the medians over runs as `wall (processor)`."""
+    if not rows:
+        return "not measured yet"
+    wall, cpu = (
+        statistics.median(float(row[name]) for row in rows)
+        for name in ("wall_seconds", "cpu_seconds")
+    )
+    return f"{wall:.0f} s ({cpu:.0f})"
+
+
+def rendered(text: str, path: Path) -> str:
+    """Return the page with its two tables as the records have them."""
+    for name, table in (("returns", returns_table(path)), ("times", times_table(path))):
+        mark = f"<!-- generated: single_file_{name} -->"
+        pattern = re.compile(f"({re.escape(mark)}\n).*?(<!-- end generated -->)", re.DOTALL)
+        text, count = pattern.subn(lambda m, new=table: f"{m[1]}{new}\n{m[2]}", text)
+        assert count == 1, f"the page has {count} parts {mark}"
+    return text
 
 
 def _numbers(told: dict[str, float]) -> Row:
@@ -156,6 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument("--out", type=Path, default=RECORDS)
     commands.choices["learn"].add_argument("--seeds", default=f"{SEEDS[0]}..{SEEDS[-1]}")
     commands.choices["time"].add_argument("--turns", type=int, default=3)
+    commands.add_parser("render").add_argument("--out", type=Path, default=RECORDS)
     one = commands.add_parser("one", help="(internal) train a script on a seed")
     one.add_argument("script")
     one.add_argument("seed", type=int)
@@ -169,6 +264,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         learn(options.scripts or list(PRESETS), parse_seeds(options.seeds), options.out)
     elif options.command == "time":
         measure_time(options.scripts or list(PRESETS), options.turns, options.out)
+    elif options.command == "render":
+        PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), options.out), encoding="utf-8")
     elif options.command == "one":
         value, took = returns_of(options.script, options.seed, options.episodes)
         _tell(value, took)
