@@ -1,8 +1,8 @@
 """Builds the files of a release from a commit and checks what is in them.
 
-`python scripts/build_dist.py` writes an sdist and a wheel of HEAD to dist/, and with `--commit` those
-of another commit or tag.  What is not committed has no part in it.  The wheel is built from the
-sdist, so both hold the same.  Nothing is downloaded: the build uses the setuptools that is installed.
+`python scripts/build_dist.py` writes an sdist and a wheel of HEAD to dist/, and with `--commit`
+those of another commit or tag.  What is not committed has no part in it.  The wheel is built from
+the sdist, so both hold the same.  Nothing is downloaded: the setuptools that is installed builds.
 """
 
 from __future__ import annotations

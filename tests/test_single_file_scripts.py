@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from bench.evidence.gates import SEEDS
+from bench.evidence.gates import QUICK_SEEDS, SEEDS
 from bench.evidence.single_file import (
     PAGE,
     PRESETS,
@@ -71,8 +71,10 @@ def test_the_page_has_the_scripts_lines_and_what_the_records_render_to() -> None
         assert row.endswith(f" | {lines} | `{PRESETS[script]}` |")
     stale = "run: python -m bench.evidence.single_file render"
     assert text == rendered(text, RECORDS), stale
-    seeds = {script: [seed for seed, _ in measured(RECORDS, script)] for script in PRESETS}
-    assert seeds == dict.fromkeys(PRESETS, list(SEEDS)), "each script, on the gates' seeds"
+    for script in PRESETS:
+        seeds = [seed for seed, _ in measured(RECORDS, script)]
+        assert len(seeds) >= len(QUICK_SEEDS)
+        assert seeds == list(SEEDS[: len(seeds)]), "the gates' seeds, none left out"
 
 
 def test_a_table_says_when_a_bar_is_missed(tmp_path: Path) -> None:
@@ -84,7 +86,8 @@ def test_a_table_says_when_a_bar_is_missed(tmp_path: Path) -> None:
         merge(records, row | {"value": str(value), "wall_seconds": "1", "cpu_seconds": "1"})
     sac_row, ppo_row = returns_table(records).splitlines()[2:4]
     assert f"reaches {gate_of('sac').iqm_bar:g} | {bar - 1:.1f}, **misses** {bar:g} |" in sac_row
-    assert "not measured yet" in ppo_row
+    assert "| 1000..1009 |" in sac_row
+    assert "| none yet |" in ppo_row
 
 
 @every_script

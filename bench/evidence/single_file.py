@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from bench.evidence.gates import SEEDS, Gate, find_gates
+from bench.evidence.gates import SEEDS, Gate, find_gates, seeds_text
 from bench.evidence.record import read_records
 from bench.evidence.rows import Row, read, write_rows
 from rl_training.cli.commands import parse_seeds
@@ -165,19 +165,20 @@ def _time(script: str, side: str, run: str, out: Path, environment: Mapping[str,
 def returns_table(path: Path) -> str:
     """Return the table of what the scripts learned, beside the package's own record."""
     lines = [
-        "| script | gate | interquartile mean, bar | worst seed, bar | package: mean, worst |",
-        "| --- | --- | --- | --- | --- |",
+        "| script | gate | seeds | interquartile mean | worst seed | package, 1000..1009 |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for script in PRESETS:
-        gate, values = gate_of(script), [value for _, value in measured(path, script)]
-        if len(values) < len(SEEDS):
-            lines.append(f"| `{script}.py` | `{gate.preset}` | not measured yet | | |")
+        gate, values = gate_of(script), dict(measured(path, script))
+        name = f"[`{gate.preset}`](results.md#{gate.preset.replace('/', '')})"
+        if not values:
+            lines.append(f"| `{script}.py` | {name} | none yet | | | |")
             continue
-        iqm, worst = float(interquartile_mean(values)), min(values)
+        iqm, worst = float(interquartile_mean(list(values.values()))), min(values.values())
         theirs = read_records(EVIDENCE, [gate]).get(gate.preset)
         beside = "not measured" if theirs is None else f"{theirs.iqm:.1f}, {theirs.final.min:.1f}"
         lines.append(
-            f"| `{script}.py` | [`{gate.preset}`](results.md#{gate.preset.replace('/', '')}) "
+            f"| `{script}.py` | {name} | {seeds_text(sorted(values))} "
             f"| {iqm:.1f}, {_held(iqm, gate.iqm_bar)} | {worst:.1f}, {_held(worst, gate.bar)} "
             f"| {beside} |"
         )
