@@ -44,7 +44,7 @@ docs: $(STAMP)  ## The documentation as a site in site/; a broken link is an err
 dist: $(STAMP)  ## An sdist and a wheel of the last commit in dist/, built from nothing else and checked.
 	$(BIN)/python scripts/build_dist.py
 
-learn: $(STAMP)  ## The quick learning gates over three of their ten seeds, two at a time; twenty minutes on two cores.
+learn: $(STAMP)  ## The quick learning gates and the teaching scripts over three seeds each, two at a time; some 25 minutes on two cores.
 	$(BIN)/python -m pytest -m slow -v -rP -n 2 --dist worksteal tests/learning
 
 # GATES="ppo dqn" runs these alone; DATA=FOLDER has the recorded data, without which gates are skipped.
