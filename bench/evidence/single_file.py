@@ -139,16 +139,18 @@ def measured(path: Path, script: str) -> list[tuple[int, float]]:
     return sorted((int(row["run"]), float(row["value"])) for row in rows)
 
 
-def measure_time(scripts: Sequence[str], turns: int, out: Path) -> None:
-    """Measure how long both sides take, in turns; several seeds at once are measured once."""
+def measure_time(scripts: Sequence[str], sides: Sequence[str], turns: int, out: Path) -> None:
+    """Measure how long some sides take, in turns; several seeds at once are measured once."""
     for script in scripts:
         with tempfile.TemporaryDirectory() as cache:
             environment = os.environ | {CACHE_VARIABLE: cache}
-            for side in SIDES[1:]:
-                _time(script, side, FIRST, out, environment)
+            for side in sides:
+                if side != "script":
+                    _time(script, side, FIRST, out, environment)
             for turn in range(turns):
-                for side in SIDES if turn == 0 else SIDES[:2]:
-                    _time(script, side, str(turn), out, environment)
+                for side in sides:
+                    if turn == 0 or TIMED_SEEDS[side] == 1:
+                        _time(script, side, str(turn), out, environment)
 
 
 def _time(script: str, side: str, run: str, out: Path, environment: Mapping[str, str]) -> None:
@@ -251,6 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument("--out", type=Path, default=RECORDS)
     commands.choices["learn"].add_argument("--seeds", default=f"{SEEDS[0]}..{SEEDS[-1]}")
     commands.choices["time"].add_argument("--turns", type=int, default=3)
+    commands.choices["time"].add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     commands.add_parser("render").add_argument("--out", type=Path, default=RECORDS)
     one = commands.add_parser("one", help="(internal) train a script on a seed")
     one.add_argument("script")
@@ -264,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "learn":
         learn(options.scripts or list(PRESETS), parse_seeds(options.seeds), options.out)
     elif options.command == "time":
-        measure_time(options.scripts or list(PRESETS), options.turns, options.out)
+        measure_time(options.scripts or list(PRESETS), options.sides, options.turns, options.out)
     elif options.command == "render":
         PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), options.out), encoding="utf-8")
     elif options.command == "one":
