@@ -192,7 +192,7 @@ def _held(value: float, bar: float) -> str:
 
 
 def times_table(path: Path) -> str:
-    """Return the table of wall times and processor times."""
+    """Return the table of processor times and wall times."""
     lines = [
         "| method | script | package | package, first run | package, 4 seeds at once |",
         "| --- | --- | --- | --- | --- |",
@@ -219,14 +219,14 @@ def times_table(path: Path) -> str:
 
 
 def _time_of(rows: Sequence[Row]) -> str:
-    """Return the medians over runs as `wall (processor)`."""
+    """Return the medians over runs as `processor's time (wall time)`."""
     if not rows:
         return "not measured yet"
     wall, cpu = (
         statistics.median(float(row[name]) for row in rows)
         for name in ("wall_seconds", "cpu_seconds")
     )
-    return f"{wall:.0f} s ({cpu:.0f})"
+    return f"{cpu:.0f} s ({wall:.0f})"
 
 
 def rendered(text: str, path: Path) -> str:
