@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 ALL := not slow and not gpu
 
-.PHONY: train test test-all check check-portable docs learn evidence evidence-verify faults bench clean
+.PHONY: train test test-all check check-portable docs dist learn evidence evidence-verify faults bench clean
 
 train: $(STAMP)  ## Train SAC on Pendulum-v1 until it is solved, and say what to do next.
 	@$(BIN)/rl-training train --config sac/pendulum_first_run
@@ -41,7 +41,10 @@ check-portable: $(STAMP)  ## Maths, golden traces and small learning tests as ot
 docs: $(STAMP)  ## The documentation as a site in site/; a broken link is an error.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-learn: $(STAMP)  ## The quick learning gates over three of their ten seeds, two at a time; twenty minutes on two cores.
+dist: $(STAMP)  ## An sdist and a wheel of the last commit in dist/, built from nothing else and checked.
+	$(BIN)/python scripts/build_dist.py
+
+learn: $(STAMP)  ## The quick learning gates and the teaching scripts over three seeds each, two at a time; some 25 minutes on two cores.
 	$(BIN)/python -m pytest -m slow -v -rP -n 2 --dist worksteal tests/learning
 
 # GATES="ppo dqn" runs these alone; DATA=FOLDER has the recorded data, without which gates are skipped.

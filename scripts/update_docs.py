@@ -15,6 +15,7 @@ import inspect
 import json
 import pkgutil
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -51,7 +52,10 @@ _PART = re.compile(
 def pages() -> list[Path]:
     """Return every page with generated parts, those of all algorithms among them."""
     fixed = [ROOT / "README.md"]
-    fixed += [ROOT / f"docs/{name}.md" for name in ("index", "methods", "configuration", "spaces")]
+    fixed += [
+        ROOT / f"docs/{name}.md"
+        for name in ("index", "methods", "configuration", "spaces", "single_file")
+    ]
     fixed.append(ROOT / "src/rl_training/assets" / RESOLVED)
     return fixed + [ROOT / f"docs/algorithms/{name}.md" for name in algorithm_names()]
 
@@ -64,7 +68,8 @@ def rendered(page: Path) -> str:
 
     def fill(match: re.Match[str]) -> str:
         if match[2] == "code":
-            part = "\n\n".join(map(_code, match[3].split()))
+            up = "../" * len(page.relative_to(ROOT).parent.parts)
+            part = "\n\n".join(_code(name, up) for name in match[3].split())
         elif match[2] in PARTS:
             part = PARTS[match[2]](page)
         else:
@@ -126,13 +131,16 @@ def _empty(part: str) -> str:
     return f"<!-- generated: {part} -->\n<!-- end generated -->"
 
 
-def _code(name: str) -> str:
+def _code(name: str, up: str = "../../") -> str:
     """Return the lines of a function or method, without its docstring.
 
     Args:
-        name: Seen from `rl_training`, such as `algorithms.sac.SAC.td_target`.
+        name: Seen from `rl_training`, such as `algorithms.sac.SAC.td_target`, or that of an
+            example, such as `examples.single_file.sac.SAC.critic_loss`.
+        up: The way from the page's folder to the repository's.
     """
-    value = pkgutil.resolve_name(f"rl_training.{name}")
+    is_example = name.startswith("examples.")
+    value = pkgutil.resolve_name(name if is_example else f"rl_training.{name}")
     function: FunctionType = inspect.unwrap(getattr(value, "fget", value))
     source = textwrap.dedent(inspect.getsource(function))
     (node,) = ast.parse(source).body
@@ -140,8 +148,8 @@ def _code(name: str) -> str:
     lines = source.rstrip().splitlines()
     if ast.get_docstring(node) is not None:
         del lines[node.body[0].lineno - 1 : node.body[0].end_lineno]
-    file = Path(inspect.getfile(function)).relative_to(SOURCES).as_posix()
-    link = f"[`{file.removeprefix('rl_training/')}`](../../src/{file})"
+    file = Path(inspect.getfile(function)).relative_to(SOURCES.parent).as_posix()
+    link = f"[`{file.removeprefix('src/rl_training/')}`]({up}{file})"
     return "\n".join([f"`{function.__qualname__}` in {link}:", "", "```python", *lines, "```"])
 
 
@@ -268,6 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Regenerate the generated parts of the docs.")
     parser.add_argument("--check", action="store_true", help="change nothing, exit 1 when stale")
     check = parser.parse_args(arguments).check
+    if str(SOURCES.parent) not in sys.path:
+        sys.path.insert(0, str(SOURCES.parent))  # of examples
     stale = [
         page
         for page in pages()
