@@ -161,6 +161,10 @@ class TransitionReplay(ReplaySettings):
     """Factor on every reward that is learned from; returns are reported without it."""
     reward_shift: Number = 0.0
     """Added to every reward after scaling."""
+    random_shift: NonNegativeInt = 0
+    """Shift the images of every batch by up to so many pixels in each direction, each sample by its
+    own draw (Kostrikov et al., 2020; Yarats et al., 2021: 4, for images of 84 x 84); the replay
+    keeps them as they were. For tasks with images; 0 does not shift."""
     normalize_observations: bool = False
     """Standardise observations by the running mean and deviation of all that were seen; the replay
     keeps them as they were, and the statistics are part of the checkpoint."""
