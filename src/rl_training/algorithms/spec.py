@@ -227,6 +227,6 @@ def _check_shift(env: EnvSpec, config: AlgoConfig) -> None:
     smallest = min(side for shape in shapes for side in shape[1:])
     if pad >= smallest:
         raise ConfigError(
-            f"algo_kwargs.random_shift is {pad}, but {env.env_id} gives images of {smallest} pixels; "
-            f"it must be from 0 to {smallest - 1}, such as 4 for 84"
+            f"algo_kwargs.random_shift is {pad}, but {env.env_id} gives images of {smallest} "
+            f"pixels; it must be from 0 to {smallest - 1}, such as 4 for 84"
         )

@@ -273,7 +273,7 @@ class Breakout(_Game[Array]):
 
 def register_games() -> None:
     """Let built-in tasks be named as `rl_training/Catch-v0` and so on."""
-    own = {name: ("games", None) for name in ("Catch", "CuedCatch", "Breakout")}
+    own = dict.fromkeys(("Catch", "CuedCatch", "Breakout"), ("games", None))
     for name, (module, limit) in (own | ELSEWHERE).items():
         env_id = f"rl_training/{name}-v0"
         if env_id not in gym.registry:

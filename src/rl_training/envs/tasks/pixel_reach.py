@@ -1,6 +1,6 @@
-"""A reach task from pixels with continuous actions, small enough to learn on a CPU without an extra.
+"""A reach task from pixels with continuous actions, small enough to learn on a CPU.
 
-It can be continued exactly from a snapshot (`get_state`, `set_state`).
+It needs no extra, and can be continued exactly from a snapshot (`get_state`, `set_state`).
 """
 
 from __future__ import annotations
