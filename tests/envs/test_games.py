@@ -211,12 +211,14 @@ def test_the_best_return_without_a_part_is_what_the_task_says(
     assert sum(of_each.max() for of_each in paid.values()) / len(starts) == pytest.approx(best)
 
 
-def test_a_part_that_is_hidden_keeps_its_place_and_other_names_are_refused() -> None:
+def test_a_part_that_is_hidden_keeps_its_place_and_mistakes_are_refused() -> None:
     spaces = {hidden: CuedCatch(hidden).observation_space for hidden in (None, "cue", "image")}
     assert spaces[None] == spaces["cue"] == spaces["image"]
     assert spaces[None].contains(CuedCatch("cue").reset(seed=0)[0])
     with pytest.raises(ConfigError, match=r"hidden must be image, cue or null, got 'ball'"):
         make_env("rl_training/CuedCatch-v0", {"hidden": "ball"})
+    with pytest.raises(ConfigError, match="size must be a whole number >= 2, .*, got 1"):
+        make_env("rl_training/CuedCatch-v0", {"size": 1})
 
 
 @pytest.mark.parametrize("name", ["Catch", "CuedCatch", "Breakout"])

@@ -162,9 +162,9 @@ class TransitionReplay(ReplaySettings):
     reward_shift: Number = 0.0
     """Added to every reward after scaling."""
     random_shift: NonNegativeInt = 0
-    """Shift the images of every batch by up to so many pixels in each direction, each sample by its
-    own draw (Kostrikov et al., 2020; Yarats et al., 2021: 4, for images of 84 x 84); the replay
-    keeps them as they were. For tasks with images; 0 does not shift."""
+    """Shift the images of every batch by up to so many pixels along each axis, each sample by its
+    own draw (DrQ, Kostrikov et al., 2020; 4 for images of 84 x 84); the replay keeps them as they
+    were. 0 does not shift; a task without images refuses any other number."""
     normalize_observations: bool = False
     """Standardise observations by the running mean and deviation of all that were seen; the replay
     keeps them as they were, and the statistics are part of the checkpoint."""

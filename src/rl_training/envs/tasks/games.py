@@ -147,6 +147,10 @@ class CuedCatch(_Game[Parts]):
             hidden: The part that is shown as zeros, `image` or `cue`; None shows both.
             size: Height and width of the game in cells.
         """
+        if isinstance(size, bool) or not isinstance(size, int) or size < 2:
+            raise ConfigError(
+                f"env_kwargs.size must be a whole number >= 2, a column for each ball, got {size!r}"
+            )
         super().__init__(size=size)
         if hidden not in (None, "image", "cue"):
             raise ConfigError(f"env_kwargs.hidden must be image, cue or null, got {hidden!r}")
