@@ -161,7 +161,9 @@ def cued(columns: list[int], wanted: int, hidden: str | None = None) -> CuedCatc
 def test_both_balls_fall_straight_and_the_one_that_the_cue_names_counts() -> None:
     for wanted, reward in ((0, -1.0), (1, 1.0)):
         game = cued([8, 5], wanted)
-        rewards, ended, info = [], False, {}
+        rewards: list[float] = []
+        info: dict[str, Any] = {}
+        ended = False
         while not ended:
             obs, given, ended, truncated, info = game.step(STAY)
             assert not truncated
@@ -175,7 +177,7 @@ def test_both_balls_fall_straight_and_the_one_that_the_cue_names_counts() -> Non
 
 
 def test_the_cue_and_the_columns_are_drawn_uniformly_and_the_balls_never_fall_together() -> None:
-    game, counts = CuedCatch(size=4), defaultdict(int)
+    game, counts = CuedCatch(size=4), defaultdict[tuple[int, ...], int](int)
     for seed in range(2_400):
         game.reset(seed=seed)
         counts[(*game.columns, game.wanted)] += 1
@@ -217,7 +219,7 @@ def test_a_part_that_is_hidden_keeps_its_place_and_mistakes_are_refused() -> Non
     assert spaces[None].contains(CuedCatch("cue").reset(seed=0)[0])
     with pytest.raises(ConfigError, match=r"hidden must be image, cue or null, got 'ball'"):
         make_env("rl_training/CuedCatch-v0", {"hidden": "ball"})
-    with pytest.raises(ConfigError, match="size must be a whole number >= 2, .*, got 1"):
+    with pytest.raises(ConfigError, match=r"size must be a whole number >= 2, .*, got 1"):
         make_env("rl_training/CuedCatch-v0", {"size": 1})
 
 

@@ -150,7 +150,9 @@ def test_of_several_parts_each_image_is_shifted_by_itself_and_nothing_else_chang
     assert places["depth"] != places["view"]
 
 
-def seen_by_step(pad: int, batch: TransitionBatch) -> TransitionBatch:
+def seen_by_step(
+    pad: int, batch: TransitionBatch, monkeypatch: pytest.MonkeyPatch
+) -> TransitionBatch:
     """What reaches a SAC's `step` of a batch."""
     learner, _ = build("sac", task=pixel_task("sac"), random_shift=pad)
     shown: list[TransitionBatch] = []
@@ -159,16 +161,18 @@ def seen_by_step(pad: int, batch: TransitionBatch) -> TransitionBatch:
         shown.append(given)
         return StepOutput({})
 
-    learner.step = step  # type: ignore[method-assign]
+    monkeypatch.setattr(learner, "step", step)
     learner.learn(batch)
     return shown[0]
 
 
-def test_observations_and_their_successors_are_shifted_independently_and_only_they() -> None:
+def test_observations_and_their_successors_are_shifted_independently_and_only_they(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     obs = images(1, 40)
     rest = {"action": torch.zeros(1, 40, 1), "reward": torch.randn(1, 40)}
     batch = TransitionBatch(obs=obs, next_obs=obs, discount=torch.ones(1, 40), **rest)
-    shown = seen_by_step(PAD, batch)
+    shown = seen_by_step(PAD, batch, monkeypatch)
     places = [
         [
             crops(old.numpy(), PAD)[new.numpy().tobytes()]
@@ -182,11 +186,11 @@ def test_observations_and_their_successors_are_shifted_independently_and_only_th
         assert torch.equal(getattr(shown, name), getattr(batch, name))
 
 
-def test_without_a_shift_the_batch_is_as_it_was_drawn() -> None:
+def test_without_a_shift_the_batch_is_as_it_was_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     obs = images(1, 4)
     rest = {"action": torch.zeros(1, 4, 1), "reward": torch.zeros(1, 4)}
     batch = TransitionBatch(obs=obs, next_obs=obs, discount=torch.ones(1, 4), **rest)
-    assert seen_by_step(0, batch) is batch
+    assert seen_by_step(0, batch, monkeypatch) is batch
 
 
 @every_way

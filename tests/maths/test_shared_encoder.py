@@ -30,13 +30,20 @@ WAYS = [
     for name in ("sac", "td3", "discrete_sac", "iql")
     for task in ([pixel_task(name)] if name != "iql" else []) + [parts_task(name)]
 ]
+
+
+def shared(algo: str, task: str, seeds: tuple[int, ...] = (0,), **settings: Any) -> tuple[Any, Any]:
+    """A small learner whose actor reads the critics' encoder, and its task."""
+    return build(algo, seeds=seeds, task=task, **{"share_encoder": True} | settings)
+
+
 every_way = pytest.mark.parametrize(("algo", "task"), WAYS)
 
 
 @every_way
 def test_the_actor_reads_the_critics_features_and_does_not_train_them(algo: str, task: str) -> None:
-    learner, env = build(algo, task=task, share_encoder=True)
-    model, (apart, _) = learner.model, build(algo, task=task)
+    learner, env = shared(algo, task)
+    model, apart = learner.model, shared(algo, task, share_encoder=False)[0]
     encoder = dict(model.critic.encoder.named_parameters())
     assert not encoder.keys() & dict(model.actor.named_parameters()).keys()
     count = sum(tensor.numel() for tensor in encoder.values())
@@ -54,11 +61,8 @@ def test_the_actor_reads_the_critics_features_and_does_not_train_them(algo: str,
 @every_way
 def test_every_network_moves_and_a_seed_learns_in_a_group_as_alone(algo: str, task: str) -> None:
     seeds = (3, 7)
-    group, env = build(algo, seeds=seeds, task=task, share_encoder=True, adam_epsilon=1e-4)
-    singles = [
-        build(algo, seeds=(seed,), task=task, share_encoder=True, adam_epsilon=1e-4)[0]
-        for seed in seeds
-    ]
+    group, env = shared(algo, task, seeds, adam_epsilon=1e-4)
+    singles = [shared(algo, task, (seed,), adam_epsilon=1e-4)[0] for seed in seeds]
     before = flat_state(group.state_dict())
     for key in range(3):
         group.update(make_batch(algo, env, seeds, key))
@@ -72,7 +76,7 @@ def test_every_network_moves_and_a_seed_learns_in_a_group_as_alone(algo: str, ta
 
 
 def test_a_copy_of_the_actor_reads_the_same_encoder_and_a_copy_of_all_reads_its_own() -> None:
-    learner, env = build("td3", task=pixel_task("td3"), share_encoder=True)
+    learner, env = shared("td3", pixel_task("td3"))
     model = learner.model
     obs = random_obs(env, (1, 4), torch.Generator().manual_seed(0))
     actor, whole = frozen_copy(model.actor), copy.deepcopy(model)
@@ -97,7 +101,7 @@ def test_a_run_is_resumed_bit_exactly_and_its_agent_is_saved_and_loaded(
 
 
 def test_a_saved_agent_acts_as_before(tmp_path: Path) -> None:
-    small = {"learning_starts": 10, "batch_size": 8, "output_dir": str(tmp_path)}
+    small: dict[str, Any] = {"learning_starts": 10, "batch_size": 8, "output_dir": str(tmp_path)}
     agent = SAC(pixel_task("sac"), share_encoder=True, **small)
     agent.learn(20, progress=False)
     image = np.random.default_rng(0).integers(0, 256, (2, 10, 10)).astype(np.uint8)

@@ -156,7 +156,8 @@ class CuedCatch(_Game[Parts]):
             raise ConfigError(f"env_kwargs.hidden must be image, cue or null, got {hidden!r}")
         self.hidden = hidden
         cue = spaces.Box(0.0, 1.0, (2,), np.float32)
-        self.observation_space = spaces.Dict({"image": self.image_space, "cue": cue})
+        parts: spaces.Space[Any] = spaces.Dict({"image": self.image_space, "cue": cue})
+        self.observation_space = parts
         self.row, self.columns, self.wanted = 0, [0, 1], 0
 
     def _obs(self) -> Parts:

@@ -60,7 +60,8 @@ class PixelReach(gym.Env[Array, Any]):
         rows, columns = (self.centres - coordinate for coordinate in place)
         distance = np.sqrt(rows[:, None] ** 2 + columns**2)
         inside = np.clip((RADIUS - distance) / self.pixel + 0.5, 0.0, 1.0)
-        return np.rint(inside * 255).astype(np.uint8)
+        image: Array = np.rint(inside * 255).astype(np.uint8)
+        return image
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
