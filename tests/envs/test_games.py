@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import product
+from typing import Any
+
 import numpy as np
 import pytest
 
 from rl_training.envs import make_env
 from rl_training.envs.snapshot import SnapshotWrapper
-from rl_training.envs.tasks.games import LEFT, RIGHT, STAY, Breakout, Catch
+from rl_training.envs.tasks.games import LEFT, RIGHT, STAY, Breakout, Catch, CuedCatch
 from rl_training.errors import ConfigError
 
 
@@ -147,7 +151,79 @@ def test_actions_stick_as_often_as_they_are_said_to() -> None:
     assert 0.22 < repeated / 4000 < 0.28
 
 
-@pytest.mark.parametrize("name", ["Catch", "Breakout"])
+def cued(columns: list[int], wanted: int, hidden: str | None = None) -> CuedCatch:
+    game = CuedCatch(hidden)
+    game.reset(seed=0)
+    game.set_state(game.get_state() | {"columns": columns, "wanted": wanted})
+    return game
+
+
+def test_both_balls_fall_straight_and_the_one_that_the_cue_names_counts() -> None:
+    for wanted, reward in ((0, -1.0), (1, 1.0)):
+        game = cued([8, 5], wanted)
+        rewards: list[float] = []
+        info: dict[str, Any] = {}
+        ended = False
+        while not ended:
+            obs, given, ended, truncated, info = game.step(STAY)
+            assert not truncated
+            assert obs["image"].shape == (3, 10, 10)
+            assert obs["image"][1, game.row, 8] == obs["image"][2, game.row, 5] == 255
+            assert obs["image"].sum() == 3 * 255
+            assert obs["cue"].tolist() == [float(wanted == 0), float(wanted == 1)]
+            rewards.append(given)
+        assert rewards == [0.0] * 8 + [reward]
+        assert info == {"is_success": wanted == 1}
+
+
+def test_the_cue_and_the_columns_are_drawn_uniformly_and_the_balls_never_fall_together() -> None:
+    game, counts = CuedCatch(size=4), defaultdict[tuple[int, ...], int](int)
+    for seed in range(2_400):
+        game.reset(seed=seed)
+        counts[(*game.columns, game.wanted)] += 1
+    assert set(counts) == {(*c, w) for c in product(range(4), repeat=2) for w in (0, 1)} - {
+        (column, column, wanted) for column in range(4) for wanted in (0, 1)
+    }
+    assert sum((count - 100) ** 2 / 100 for count in counts.values()) < 50  # 23 degrees of freedom
+
+
+@pytest.mark.parametrize(("hidden", "best"), [(None, 1.0), ("cue", 0.0), ("image", -0.8)])
+def test_the_best_return_without_a_part_is_what_the_task_says(
+    hidden: str | None, best: float
+) -> None:
+    """By what can be known: where the paddle ends is a choice for each start that looks different.
+
+    The balls fall straight and the paddle is where it was moved, so later observations add nothing,
+    and every column can be reached in time.
+    """
+    starts = [(list(c), w) for c in product(range(10), repeat=2) if c[0] != c[1] for w in (0, 1)]
+    paid: dict[bytes, np.ndarray[Any, Any]] = defaultdict(lambda: np.zeros(10))
+    for columns, wanted in starts:
+        obs = cued(columns, wanted, hidden)._obs()
+        shown = obs["image"].tobytes() + obs["cue"].tobytes()
+        for target in range(10):
+            game = cued(columns, wanted, hidden)
+            ended, reward = False, 0.0
+            while not ended:
+                move = STAY if game.paddle == target else LEFT if target < game.paddle else RIGHT
+                obs, reward, ended, _, _ = game.step(move)
+                if hidden is not None:
+                    assert not obs[hidden].any()
+            paid[shown][target] += reward
+    assert sum(of_each.max() for of_each in paid.values()) / len(starts) == pytest.approx(best)
+
+
+def test_a_part_that_is_hidden_keeps_its_place_and_mistakes_are_refused() -> None:
+    spaces = {hidden: CuedCatch(hidden).observation_space for hidden in (None, "cue", "image")}
+    assert spaces[None] == spaces["cue"] == spaces["image"]
+    assert spaces[None].contains(CuedCatch("cue").reset(seed=0)[0])
+    with pytest.raises(ConfigError, match=r"hidden must be image, cue or null, got 'ball'"):
+        make_env("rl_training/CuedCatch-v0", {"hidden": "ball"})
+    with pytest.raises(ConfigError, match=r"size must be a whole number >= 2, .*, got 1"):
+        make_env("rl_training/CuedCatch-v0", {"size": 1})
+
+
+@pytest.mark.parametrize("name", ["Catch", "CuedCatch", "Breakout"])
 def test_a_game_goes_on_exactly_from_a_snapshot(name: str) -> None:
     def made() -> SnapshotWrapper:
         return SnapshotWrapper(make_env(f"rl_training/{name}-v0"))

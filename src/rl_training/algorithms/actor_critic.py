@@ -27,6 +27,7 @@ from rl_training.algorithms.own_encoders import OwnEncoder, encoder_of, own_enco
 from rl_training.algorithms.pixel_config import built_in, features_encoder, reads_parts
 from rl_training.data.batch import TransitionBatch
 from rl_training.envs.spec import EnvSpec
+from rl_training.errors import ConfigError
 from rl_training.models.encoders import EncoderName
 from rl_training.models.layers import ActivationName, WeightsName
 from rl_training.rng import Rng
@@ -56,6 +57,9 @@ class ActorCriticConfig(AlgoConfig):
     by their size; or `module:function`, which makes each network's features."""
     features_dim: PositiveInt | None = 50
     """Width of the layer after the convolutions of each network; null has none."""
+    share_encoder: bool = False
+    """Let the actor read the features of the critics' encoder, which the critics' loss alone trains
+    (Yarats et al., 2021), in place of an encoder of its own."""
     actor_learning_rate: PositiveFloat | None = None
     """Learning rate of the actor, and of a learned temperature; null uses that of the critics."""
     tau: Fraction = 0.005
@@ -223,6 +227,12 @@ def networks_of(model_class: type[nn.Module], *more: str) -> Callable[..., dict[
     """
 
     def networks(env: EnvSpec, config: ActorCriticConfig, rng: Rng) -> dict[str, nn.Module]:
+        encoder = _encoder_of_each(env, config)
+        if config.share_encoder and encoder is None:
+            raise ConfigError(
+                f"algo_kwargs.share_encoder is true, but {env.env_id} gives vectors, which no "
+                "encoder reads; set it to false"
+            )
         model = model_class(
             env.obs_dim,
             env.action_dim,
@@ -233,7 +243,8 @@ def networks_of(model_class: type[nn.Module], *more: str) -> Callable[..., dict[
             num_critics=config.num_critics,
             use_layer_norm=config.use_layer_norm,
             weight_init=config.weight_init,
-            encoder=_encoder_of_each(env, config),
+            encoder=encoder,
+            share_encoder=config.share_encoder,
             rng=rng,
             **{setting: getattr(config, setting) for setting in more},
         )

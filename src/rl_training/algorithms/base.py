@@ -28,6 +28,7 @@ from rl_training.algorithms.sources import RolloutSettings, RolloutStatistics
 from rl_training.data.batch import RolloutBatch, RolloutRows, SequenceBatch, TransitionBatch
 from rl_training.data.datasets.config import DatasetSettings
 from rl_training.data.normalizer import DiscountedReturns, ReturnScale, RunningNorm
+from rl_training.data.random_shift import random_shift
 from rl_training.data.replay.storage import ReplayBuffer
 from rl_training.envs.spec import EnvSpec
 from rl_training.errors import ConfigError
@@ -244,7 +245,7 @@ class Learner(Stateful, Generic[BatchT]):
 
     def learn(self, batch: BatchT) -> StepOutput:
         """Do one update on a batch as it was drawn; eager and compiled runs both execute this."""
-        return self.step(self.normalized(batch))
+        return self.step(self.normalized(self.shifted(batch)))
 
     def update(
         self,
@@ -261,8 +262,8 @@ class Learner(Stateful, Generic[BatchT]):
             priority=output.priority,
         )
 
-    # Observations standardised by the statistics of a dataset, or of all that was seen so far, and
-    # rewards scaled by those of the return, where the settings ask for it
+    # Images shifted at random, observations standardised by the statistics of a dataset, or of all
+    # that was seen so far, and rewards scaled by those of the return, where the settings ask for it
 
     def setup_inputs(self) -> None:
         """Create the statistics: mean 0 and variance 1 until data is seen."""
@@ -272,6 +273,8 @@ class Learner(Stateful, Generic[BatchT]):
         """Whether observations end with the mask of allowed actions."""
         if self.obs_parts is not None:
             self._is_number = transient(is_number(self.obs_parts, self.device))
+        self.random_shift: int = getattr(self.config, "random_shift", 0)
+        """Largest shift of the images of batches in pixels."""
         self.normalizes = observations_are_normalized(self.config)
         """Whether the networks see standardised observations."""
         from_data = isinstance(self.config, DatasetSettings)
@@ -353,6 +356,18 @@ class Learner(Stateful, Generic[BatchT]):
     def scaled(self, reward: Tensor) -> Tensor:
         """Scale rewards `[S, ...]` by the deviation of the return when asked to."""
         return self.return_norm(reward) if self.scales_rewards else reward
+
+    def shifted(self, batch: BatchT) -> BatchT:
+        """Shift the images of a batch when asked to, those of s and of s' by draws of their own."""
+        pad, parts = self.random_shift, self.obs_parts
+        if not pad:
+            return batch
+        assert isinstance(batch, TransitionBatch)
+        return replace(
+            batch,
+            obs=random_shift(batch.obs, pad, self.rng, parts),
+            next_obs=random_shift(batch.next_obs, pad, self.rng, parts),
+        )
 
     def normalized(self, batch: BatchT) -> BatchT:
         """Standardise the observations and scale the rewards of a batch when asked to.

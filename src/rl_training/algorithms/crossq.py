@@ -105,5 +105,6 @@ SPEC = AlgorithmSpec(
     networks=networks_of(MLPCrossQModel, "renorm_momentum", "renorm_warmup"),
     loop=Loop.OFF_POLICY,
     action_kinds=("continuous",),
+    obs_ndims=(1, 3),
     metrics=DELAYED_METRICS,
 )

@@ -88,5 +88,6 @@ SPEC = AlgorithmSpec(
     networks=sac_networks,
     loop=Loop.OFF_POLICY,
     action_kinds=("continuous",),
+    obs_ndims=(1, 3),
     metrics=DELAYED_METRICS,
 )

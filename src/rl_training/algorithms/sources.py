@@ -161,6 +161,10 @@ class TransitionReplay(ReplaySettings):
     """Factor on every reward that is learned from; returns are reported without it."""
     reward_shift: Number = 0.0
     """Added to every reward after scaling."""
+    random_shift: NonNegativeInt = 0
+    """Shift the images of every batch by up to so many pixels along each axis, each sample by its
+    own draw (DrQ, Kostrikov et al., 2020; 4 for images of 84 x 84); the replay keeps them as they
+    were. 0 does not shift; a task without images refuses any other number."""
     normalize_observations: bool = False
     """Standardise observations by the running mean and deviation of all observations so far;
     the replay keeps raw ones, and the statistics are in the checkpoint."""

@@ -141,6 +141,7 @@ class AlgorithmSpec:
             )
         if ndim > 1:
             _refuse_standardized(env, config)
+        _check_shift(env, config)
 
     def _check_parts(self, parts: ObservationSpec, env_id: str) -> None:
         others = [leaf for leaf in parts.leaves if leaf.kind not in self.leaf_kinds]
@@ -226,3 +227,29 @@ def _refuse_standardized(env: EnvSpec, config: AlgoConfig) -> None:
                 f"algo_kwargs.{key} is true, but {env.env_id} gives images, which are scaled to "
                 "[0, 1] as they are; set it to false"
             )
+
+
+def _check_shift(env: EnvSpec, config: AlgoConfig) -> None:
+    """Refuse to shift what is no image, or an image out of itself.
+
+    Raises:
+        ConfigError: Naming the setting and the task.
+    """
+    pad: int = getattr(config, "random_shift", 0)
+    if pad == 0:
+        return
+    leaves = () if env.observation is None else env.observation.leaves
+    shapes = [leaf.row_shape for leaf in leaves if leaf.kind == "image"]
+    if len(env.obs_shape) == 3:
+        shapes.append(tuple(env.obs_shape))
+    if not shapes:
+        raise ConfigError(
+            f"algo_kwargs.random_shift is {pad}, but {env.env_id} gives no images to shift; set it "
+            "to 0"
+        )
+    smallest = min(side for shape in shapes for side in shape[1:])
+    if pad >= smallest:
+        raise ConfigError(
+            f"algo_kwargs.random_shift is {pad}, but {env.env_id} gives images of {smallest} "
+            f"pixels; it must be from 0 to {smallest - 1}, such as 4 for 84"
+        )

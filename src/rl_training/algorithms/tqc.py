@@ -102,6 +102,7 @@ SPEC = AlgorithmSpec(
     networks=networks_of(MLPTQCModel, "num_quantiles"),
     loop=Loop.OFF_POLICY,
     action_kinds=("continuous",),
+    obs_ndims=(1, 3),
     metrics=SAC_METRICS
     | {
         "critic_loss": "quantile Huber loss, mean over critics and quantiles",

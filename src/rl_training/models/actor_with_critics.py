@@ -27,7 +27,7 @@ from rl_training.models.heads import (
     only_allowed,
 )
 from rl_training.models.layers import ActivationName, StackedMLP, WeightsName
-from rl_training.models.own_encoder import EncodedMLP
+from rl_training.models.own_encoder import EncodedMLP, LentEncoder
 from rl_training.rng import Rng
 
 
@@ -56,6 +56,7 @@ class ActorWithCritics(nn.Module):
         use_layer_norm: bool = False,
         weight_init: WeightsName = "uniform",
         encoder: Callable[[Rng], Any] | None = None,
+        share_encoder: bool = False,
         rng: Rng | None = None,
     ) -> None:
         """Build the networks.
@@ -71,6 +72,7 @@ class ActorWithCritics(nn.Module):
             use_layer_norm: Normalise the critics' hidden layers (no other network's).
             weight_init: How the weights of every network are drawn.
             encoder: Makes what turns observations into features, one for every network.
+            share_encoder: Let the actor read the features of the critics' encoder.
             rng: Source of the initial weights; its number of seeds is S.
         """
         super().__init__()
@@ -81,11 +83,8 @@ class ActorWithCritics(nn.Module):
         self._weights: WeightsName = weight_init
         actor_sizes = hidden_sizes if actor_hidden_sizes is None else actor_hidden_sizes
         critic_sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
-        self.actor = self.network(
-            (*actor_sizes, self.outputs_per_action * action_dim),
-            rng,
-            beside=self.noise_per_action * action_dim,
-        )
+        if not share_encoder:
+            self.actor = self._actor(actor_sizes, rng)
         self.critic = self.network(
             (*critic_sizes, self.outputs_per_critic),
             rng,
@@ -93,7 +92,18 @@ class ActorWithCritics(nn.Module):
             members=(num_critics,),
             layer_norm=use_layer_norm,
         )
+        if share_encoder:
+            self._make_encoder = lambda _: LentEncoder(self.critic.encoder)
+            self.actor = self._actor(actor_sizes, rng)
+            self._make_encoder = encoder
         self.build_more(actor_sizes, critic_sizes, rng)
+
+    def _actor(self, sizes: Sequence[int], rng: Rng) -> Any:
+        return self.network(
+            (*sizes, self.outputs_per_action * self.action_dim),
+            rng,
+            beside=self.noise_per_action * self.action_dim,
+        )
 
     @property
     def outputs_per_critic(self) -> int:

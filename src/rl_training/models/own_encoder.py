@@ -112,6 +112,29 @@ class EncodedMLP(nn.Module):
         return self.layers.forward(torch.cat((features, *beside), -1), members)
 
 
+class LentEncoder(nn.Module):
+    """The features of another network's encoder, which is trained there and not from here.
+
+    Its parameters are those of that network alone.  A copy of what reads them reads the same
+    encoder, unless that is copied along.
+    """
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self._lender = (encoder,)  # in a tuple: no part of this module
+        self.obs_dim, self.embedding_dim = encoder.obs_dim, encoder.embedding_dim
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Embed observations `[S, B, ...]`, giving `[S, B, E]`, without a gradient."""
+        with torch.no_grad():
+            features: Tensor = self._lender[0](obs)
+        return features
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LentEncoder:
+        """Read the copy of the encoder where there is one."""
+        return LentEncoder(memo.get(id(self._lender[0]), self._lender[0]))
+
+
 class EncodedFeatures(nn.Module):
     """An encoder and the hidden layers after it, as one encoder."""
 

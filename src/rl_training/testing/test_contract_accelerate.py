@@ -136,6 +136,10 @@ def continues_online(algo: str) -> bool:
 
 OWN_WAYS: dict[str, list[dict[str, Any]]] = {
     "iql": [{"policy_dropout": 0.2, "value_layer_norm": True}],
+    **{
+        name: [{"task": pixel_task(name), "random_shift": 2, "share_encoder": True}]
+        for name in ("sac", "td3", "discrete_sac")
+    },
     "cql": [
         {"calibrated": True, "n_step": 3},
         {"calibrated": True, "online": {"buffer_capacity": 400}},
@@ -148,6 +152,15 @@ OWN_WAYS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 """Settings that take another way through an update, beside those that a loop's methods share."""
+
+
+def shift_tasks(algo: str) -> list[str]:
+    """Return tasks whose images an algorithm can shift."""
+    if not has_settings(algo, {"random_shift": 2}):
+        return []
+    return [*([pixel_task(algo)] if takes_pixels(algo) else []), *parts_tasks(algo)]
+
+
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     (name, settings)
     for name in names_under_test()
@@ -160,6 +173,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         {"varied": grid_of(name)},
         *([{"task": pixel_task(name)}] if takes_pixels(name) else []),
         *({"task": task} for task in parts_tasks(name)),
+        *({"task": task, "random_shift": 2} for task in shift_tasks(name)),
     )
 ]
 

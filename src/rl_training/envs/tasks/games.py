@@ -1,13 +1,13 @@
-"""Small pixel games that need no extra: Catch and a Breakout on a grid of 10 x 10.
+"""Small pixel games that need no extra: Catch, the same with a cue, and a Breakout, on 10 x 10.
 
 Observations are uint8 images `[channels, 10, 10]`, one channel per kind of thing, 255 where there
-is one; with `image_size` cells are drawn as squares of several pixels.  Both can be continued
+is one; with `image_size` cells are drawn as squares of several pixels.  All can be continued
 exactly from a snapshot (`get_state`, `set_state`).
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -25,12 +25,15 @@ ELSEWHERE = {
     "TMaze": ("memory", None),
     "MaskedCartPole": ("memory", 500),
     "MaskedPendulum": ("memory", 200),
+    "PixelReach": ("pixel_reach", 25),
 }
 """Built-in tasks of other modules, imported when made, and their time limits."""
 StepResult = tuple[Array, float, bool, bool, dict[str, Any]]
+Parts: TypeAlias = dict[str, Array]
+ObsT = TypeVar("ObsT")
 
 
-class _Game(gym.Env[Array, Any]):
+class _Game(gym.Env[ObsT, Any]):
     """A paddle on the bottom row, moved by one cell, and a repeated action now and then."""
 
     channels: ClassVar[int]
@@ -54,7 +57,7 @@ class _Game(gym.Env[Array, Any]):
                 f"env_kwargs.image_size must be >= {size}, a pixel for each cell, got {image_size}"
             )
         shape = (self.channels, image_size, image_size)
-        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+        self.image_space = spaces.Box(0, 255, shape, np.uint8)
         # Cells that the pixels show.
         cells = [pixel * size // image_size for pixel in range(image_size)]
         self._cells = None if image_size == size else np.ix_(range(self.channels), cells, cells)
@@ -85,7 +88,7 @@ class _Game(gym.Env[Array, Any]):
             setattr(self, name, value)
 
 
-class Catch(_Game):
+class Catch(_Game[Array]):
     """A ball falls straight down; be under it. Reward 1 for a catch, -1 for a miss, then the end.
 
     Channels: paddle, ball.  A random player's mean return is about -0.8, and -0.68 with `size` 6.
@@ -96,6 +99,7 @@ class Catch(_Game):
 
     def __init__(self, image_size: int | None = None, size: int = SIZE) -> None:
         super().__init__(image_size=image_size, size=size)
+        self.observation_space = self.image_space
         self.row = self.column = 0
 
     def _obs(self) -> Array:
@@ -123,7 +127,71 @@ class Catch(_Game):
         return self._obs(), reward, landed, False, {}
 
 
-class Breakout(_Game):
+class CuedCatch(_Game[Parts]):
+    """Catch with two balls: the image shows where they fall, a vector tells which of them counts.
+
+    Reward 1 for being under the ball that counts, -1 for not, then the end.  The balls fall in two
+    columns and either may count, so who does not see the cue gets 0 on average at best, and who
+    does not see the image -0.8 (2 / `size` - 1); who sees both always gets 1.
+
+    Channels of `image`: paddle, first ball, second ball; `cue` is one-hot.
+    """
+
+    channels = 3
+    _plain = ("row", "columns", "wanted")
+
+    def __init__(self, hidden: str | None = None, size: int = SIZE) -> None:
+        """Set the game up.
+
+        Args:
+            hidden: The part that is shown as zeros, `image` or `cue`; None shows both.
+            size: Height and width of the game in cells.
+        """
+        if isinstance(size, bool) or not isinstance(size, int) or size < 2:
+            raise ConfigError(
+                f"env_kwargs.size must be a whole number >= 2, a column for each ball, got {size!r}"
+            )
+        super().__init__(size=size)
+        if hidden not in (None, "image", "cue"):
+            raise ConfigError(f"env_kwargs.hidden must be image, cue or null, got {hidden!r}")
+        self.hidden = hidden
+        cue = spaces.Box(0.0, 1.0, (2,), np.float32)
+        parts: spaces.Space[Any] = spaces.Dict({"image": self.image_space, "cue": cue})
+        self.observation_space = parts
+        self.row, self.columns, self.wanted = 0, [0, 1], 0
+
+    def _obs(self) -> Parts:
+        image = np.zeros((self.channels, self.size, self.size), np.uint8)
+        image[0, -1, self.paddle] = 255
+        for ball, column in enumerate(self.columns, 1):
+            image[ball, self.row, column] = 255
+        parts = {"image": image, "cue": np.eye(2, dtype=np.float32)[self.wanted]}
+        if self.hidden is not None:
+            parts[self.hidden] = np.zeros_like(parts[self.hidden])
+        return parts
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Parts, dict[str, Any]]:
+        """Begin with two balls in random columns of the top row, either of which may count."""
+        super().reset(seed=seed, options=options)
+        self.paddle, self.last_action = self.size // 2, STAY
+        self.row = 0
+        self.columns = [int(column) for column in self.np_random.permutation(self.size)[:2]]
+        self.wanted = int(self.np_random.integers(2))
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Parts, float, bool, bool, dict[str, Any]]:
+        """Move the paddle, let the balls fall by one row."""
+        self._move_paddle(int(action))
+        self.row += 1
+        if self.row < self.size - 1:
+            return self._obs(), 0.0, False, False, {}
+        caught = self.columns[self.wanted] == self.paddle
+        return self._obs(), 1.0 if caught else -1.0, True, False, {"is_success": caught}
+
+
+class Breakout(_Game[Array]):
     """MinAtar's Breakout, written after its description (Young & Tian, 2019, arXiv:1903.03176).
 
     A ball moves along diagonals, one cell per step.  Walls and bricks reflect it; a brick that is
@@ -141,6 +209,7 @@ class Breakout(_Game):
 
     def __init__(self, sticky_actions: float = 0.1, image_size: int | None = None) -> None:
         super().__init__(sticky_actions, image_size)
+        self.observation_space = self.image_space
         self.ball: list[int] = [3, 0]  # row, column
         self.trail: list[int] = [3, 0]
         self.velocity: list[int] = [1, 1]
@@ -209,7 +278,7 @@ class Breakout(_Game):
 
 def register_games() -> None:
     """Let built-in tasks be named as `rl_training/Catch-v0` and so on."""
-    own = {"Catch": ("games", None), "Breakout": ("games", None)}
+    own = dict.fromkeys(("Catch", "CuedCatch", "Breakout"), ("games", None))
     for name, (module, limit) in (own | ELSEWHERE).items():
         env_id = f"rl_training/{name}-v0"
         if env_id not in gym.registry:
