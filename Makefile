@@ -38,8 +38,8 @@ check-portable: $(STAMP)  ## Maths, golden traces and small learning tests as ot
 			OMP_NUM_THREADS=$$threads $(BIN)/python -m pytest -n 2 -m "$(ALL)" $(PORTABLE_TESTS); \
 	done
 
-docs: $(STAMP)  ## The documentation as a site in site/; a broken link is an error.
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+docs: $(STAMP)  ## The documentation as a site in site/; a warning or a dead link is an error.
+	$(BIN)/python -m scripts.docs_site
 
 learn: $(STAMP)  ## The quick learning gates over three of their ten seeds, two at a time; twenty minutes on two cores.
 	$(BIN)/python -m pytest -m slow -v -rP -n 2 --dist worksteal tests/learning
@@ -73,4 +73,4 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -28,8 +28,10 @@ LOADED = {
 """Attributes by which a page loads something, by element."""
 NOT_LOADED = ("alternate", "canonical", "next", "prev")
 """What a `link` may be without loading anything."""
-FETCHING = ("mermaid", "glightbox", "pyodide")
-"""Classes for which the theme's script fetches a library, and attributes for figures of a host."""
+FETCHING = ("mermaid", "glightbox", "pyodide", "md-component-source")
+"""Classes for which the theme's script fetches a library."""
+SKIP = "#__skip"
+"""The theme's link past the navigation, which a page without headings cannot have."""
 _ELSEWHERE = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
 _CSS = re.compile(r"@import\s+(?:url\()?\s*[\"']?([^\"')\s;]+)|url\(\s*[\"']?([^\"')\s]+)")
 _LEFT_OVER = re.compile(r"^(?:[-*] |\d+\. |\| ?-|#{1,6} |> |```)|\]\([\w./#-]+\)|\$[^$\n]*\\[a-z]+")
@@ -71,7 +73,8 @@ class _Page(HTMLParser):
         self.anchors |= {values[key] for key in ("id", "name") if key in values}
         self.classes |= set(values.get("class", "").split())
         self.styles.append(values.get("style", ""))
-        self.classes |= {key for key in ("data-md-source",) if key in values}
+        if values.get("data-md-component") == "source":  # asks a host for figures
+            self.classes.add("md-component-source")
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
         elif tag == "link" and set(values.get("rel", "").split()) & set(NOT_LOADED):
@@ -113,7 +116,9 @@ def _from_the_network(page: _Page) -> list[str]:
     loads = [url for url in page.loads if _ELSEWHERE.match(url)]
     loads += [url for style in page.styles for url in _loads_of(style)]
     fetching = sorted(page.classes & set(FETCHING))
-    return [f"loads {url}" for url in loads] + [f"has {name}, which is fetched" for name in fetching]
+    return [f"loads {url}" for url in loads] + [
+        f"has {name}, which is fetched" for name in fetching
+    ]
 
 
 def _loads_of(css: str) -> list[str]:
@@ -128,15 +133,16 @@ def _left_over(page: _Page) -> list[str]:
 
 def _dead(link: str, path: Path, site: Path, pages: dict[Path, _Page]) -> str | None:
     """Return what is wrong with a link, or None."""
-    if re.match(r"[a-z]+:|//", link) or not link:
+    if re.match(r"[a-z]+:|//", link) or link == SKIP:
         return None
+    if not link:
+        return "links to nothing"
     target, _, anchor = link.partition("#")
     target = unquote(target.partition("?")[0])
     # The page of a missing address has links from the top of the server.
     place = site / target.lstrip("/") if target.startswith("/") else path.parent / target
     file = path if not target else place.resolve()
-    file = file / "index.html" if file.is_dir() else file
-    if not file.is_file():
+    if not file.is_file():  # a folder neither: read from disk, it has no page of its own
         return f"links to {link}, which is not there"
     if anchor and file in pages and unquote(anchor) not in pages[file].anchors:
         return f"links to {link}, which has no such heading"

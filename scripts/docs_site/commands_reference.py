@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import typer
-
-from rl_training.cli.commands import app
 from scripts.docs_site.markdown import escaped, outside_code
 from scripts.docs_site.tables import table
+
+from rl_training.cli.commands import app
 
 PROGRAM = "rl-training"
 
@@ -21,8 +21,8 @@ def commands_page() -> str:
     lines = [
         "# Command line",
         "",
-        f"`{PROGRAM} --help` and `{PROGRAM} COMMAND --help` say the same. `python -m rl_training` is "
-        f"`{PROGRAM}`.",
+        f"`{PROGRAM} --help` and `{PROGRAM} COMMAND --help` say the same; `python -m rl_training` "
+        f"is the same as `{PROGRAM}`.",
         "",
         *_options(group),
         "",
@@ -45,14 +45,18 @@ def _leaves(group: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def _usage(name: str, command: Any) -> str:
     arguments = [
-        _argument(parameter) for parameter in command.params if parameter.param_type_name != "option"
+        _argument(parameter)
+        for parameter in command.params
+        if parameter.param_type_name != "option"
     ]
     options = len(arguments) < len(command.params)
     return " ".join([name, *(["[OPTIONS]"] if options else []), *arguments])
 
 
 def _argument(parameter: Any) -> str:
-    word = (parameter.metavar or parameter.name.rstrip("_").upper()) + ("..." * (parameter.nargs < 0))
+    word = (parameter.metavar or parameter.name.rstrip("_").upper()) + (
+        "..." * (parameter.nargs < 0)
+    )
     return word if parameter.required else f"[{word.strip('[]')}]"
 
 

@@ -7,6 +7,7 @@ import inspect
 import re
 import textwrap
 from functools import cache
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -55,7 +56,7 @@ def attribute_docs(owner: type | ModuleType) -> dict[str, str]:
         (node,) = tree.body
         assert isinstance(node, ast.ClassDef)
         body = node.body
-    pairs = zip(body, body[1:], strict=False)
+    pairs = pairwise(body)
     found = {name: _text(after) for before, after in pairs for name in _names(before)}
     return {name: text for name, text in found.items() if text is not None}
 

@@ -83,9 +83,7 @@ def pages_of(entries: Iterable[Entry]) -> list[str]:
     return pages
 
 
-def navigation(
-    folder: Path, generated: Sequence[str], summaries: Mapping[str, str]
-) -> list[Entry]:
+def navigation(folder: Path, generated: Sequence[str], summaries: Mapping[str, str]) -> list[Entry]:
     """Return the navigation of the pages in a folder.
 
     Args:

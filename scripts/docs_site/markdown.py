@@ -20,12 +20,15 @@ _CODE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _HIDDEN = re.compile(r"\ue000(\d+)\ue001")
-_LINK = re.compile(r"(?P<image>!?)\[(?P<label>[^\[\]]+)\]\((?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)")
+_LINK = re.compile(
+    r"(?P<image>!?)\[(?P<label>[^\[\]]+)\]\((?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)"
+)
 _BLOCK = re.compile(r"^\$\$(.+?)\$\$(?P<after>[^\n]*)$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"(?<![\\$])\$(?!\s)((?:\\.|[^\\$])+?)(?<!\s)\$(?![\d$])")
 
 _FUNCTION = re.compile(
-    r"<mi>(?P<name>arg|cos|exp|ln|log|sin|tanh)</mi>(?P<open><mo stretchy=\"false\">&#x00028;</mo>)?"
+    r"<mi>(?P<name>arg|cos|exp|ln|log|sin|tanh)</mi>"
+    r"(?P<open><mo stretchy=\"false\">&#x00028;</mo>)?"
 )
 _PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>&#x02032;</mi></msup>")
 

@@ -7,16 +7,17 @@ import inspect
 import re
 from collections.abc import Iterator
 
+from scripts.docs_site.docstrings import as_markdown, first_sentence
+from scripts.docs_site.layout import FAMILIES, family_of
+from scripts.docs_site.reference import code_of, source_of
+from scripts.docs_site.tables import table
+
 from rl_training.experiment.registry import (
     AlgorithmSummary,
     algorithm_names,
     algorithm_summaries,
     get_algorithm_spec,
 )
-from scripts.docs_site.docstrings import as_markdown, first_sentence
-from scripts.docs_site.layout import FAMILIES, family_of
-from scripts.docs_site.reference import code_of, source_of
-from scripts.docs_site.tables import table
 
 _ACTIONS = re.compile(r"; (?:discrete|continuous|discrete and continuous) actions$")
 

@@ -109,8 +109,7 @@ PAGES = (
     Page(
         "environments",
         "Environments",
-        "How environments are made, stepped and saved; see also the "
-        "[guide](../environments.md).",
+        "How environments are made, stepped and saved; see also the [guide](../environments.md).",
         (Source("rl_training.envs"), Source("rl_training.envs.options")),
     ),
     Page(

@@ -15,7 +15,6 @@ from types import FunctionType
 from typing import Any
 
 from pydantic import BaseModel
-
 from scripts.docs_site.docstrings import as_markdown, attribute_docs, first_sentence
 from scripts.docs_site.public_names import Page
 from scripts.docs_site.settings_reference import fields_table, own_fields
@@ -31,7 +30,9 @@ def index_page(pages: Sequence[Page]) -> str:
         (f"[{page.title}]({page.name}.md)", ", ".join(f"`{name}`" for name in shown_names(page)))
         for page in pages
     ]
-    rows.insert(0, ("[Classes of methods](methods.md)", "`SAC`, `PPO`, `CQL` and all other methods"))
+    rows.insert(
+        0, ("[Classes of methods](methods.md)", "`SAC`, `PPO`, `CQL` and all other methods")
+    )
     return "\n".join(
         [
             "# Python API",

@@ -10,12 +10,12 @@ import annotated_types
 import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from scripts.docs_site.docstrings import as_markdown
+from scripts.docs_site.tables import table
 
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 from rl_training.validation import LARGEST_FLOAT, LARGEST_INT, Settings, StrictModel, field_rule
-from scripts.docs_site.docstrings import as_markdown
-from scripts.docs_site.tables import table
 
 _ENDS = (LARGEST_INT, LARGEST_FLOAT, 2**63)
 """Bounds that every number has; a table does not repeat them."""
@@ -121,8 +121,8 @@ def settings_page() -> str:
     lines = [
         "# Settings of methods",
         "",
-        "`algo_kwargs` is one flat mapping. The settings of a method are put together from classes, "
-        "and each table below has the fields that one of them declares. Where two classes declare "
+        "`algo_kwargs` is one flat mapping. The settings of a method are put together from "
+        "classes, and each table below has the fields that one of them declares. Where two classes declare "
         "a field, the one further left in the first table holds. The page of a method shows all "
         "its settings in one table.",
         "",

@@ -1,13 +1,13 @@
-"""The pages of the site as Markdown in one folder: those of `docs/`, and those made from the code."""
+"""All pages of the site as Markdown in one folder: from `docs/`, and from the code."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-from rl_training.experiment.registry import algorithm_summaries
 from scripts.docs_site import layout
 from scripts.docs_site.commands_reference import commands_page
 from scripts.docs_site.markdown import Links, with_mathml
@@ -15,6 +15,8 @@ from scripts.docs_site.methods_reference import classes_page, overview_page
 from scripts.docs_site.public_names import PAGES
 from scripts.docs_site.reference import index_page, page_text
 from scripts.docs_site.settings_reference import run_page, settings_page
+
+from rl_training.experiment.registry import algorithm_summaries
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,6 +32,8 @@ TOP_PAGES = {
 }
 """Pages at the top of the repository, by their places on the site."""
 CONFIG = "zensical.toml"
+ADDRESSES = {"Repository": "repo_url", "Documentation": "site_url"}
+"""Names in `[project.urls]` of `pyproject.toml`, by the generator's settings."""
 RECORDS = ("*.json", "*.jsonl")
 """Files beside the pages that only programs read."""
 
@@ -89,17 +93,17 @@ def generated_pages() -> dict[str, str]:
 def config_text(navigation: list[layout.Entry]) -> str:
     """Return the generator's configuration with the navigation and what `pyproject.toml` says."""
     lines = [f"nav = {layout.toml(navigation)}"]
-    repository = project().get("urls", {}).get("Repository")
-    if repository is not None:
-        lines.append(f'repo_url = "{repository}"')
+    urls = project().get("urls", {})
+    lines += [
+        f"{key} = {json.dumps(urls[name])}" for name, key in ADDRESSES.items() if name in urls
+    ]
     return (HERE / CONFIG).read_text(encoding="utf-8").replace("# nav", "\n".join(lines), 1)
 
 
 def project() -> dict[str, Any]:
     """Return the project's table of `pyproject.toml`."""
-    table: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    project: dict[str, Any] = table["project"]
-    return project
+    table: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    return table["project"]
 
 
 def _write(path: Path, text: str) -> None:

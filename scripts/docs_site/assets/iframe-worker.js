@@ -1,43 +1,35 @@
 // The search of the theme runs in a worker.  Browsers make no worker for a page that was opened as
-// a file, so there a hidden frame does its work: same messages, same script, one thread.
+// a file, so there a hidden frame runs the worker's script, on the page's own thread.
 if (location.protocol === "file:") {
+  // As between threads: a message is a copy, and arrives later.
+  const deliver = (data, receive) => {
+    const copy = structuredClone(data);
+    setTimeout(() => receive(new MessageEvent("message", { data: copy })));
+  };
+
   window.Worker = class extends EventTarget {
     constructor(url) {
       super();
       this.onmessage = null;
-      this.waiting = [];
       this.frame = document.createElement("iframe");
       this.frame.hidden = true;
-      this.frame.addEventListener("load", () => this.begin(url), { once: true });
       document.documentElement.append(this.frame);
-    }
-
-    begin(url) {
-      if (this.inside) return;
-      this.inside = this.frame.contentWindow;
-      this.inside.importScripts = (...urls) => urls.forEach((one) => this.run(one));
-      this.inside.postMessage = (data) => {
-        const message = new MessageEvent("message", { data });
+      const inside = this.frame.contentWindow;
+      inside.postMessage = (data) => deliver(data, (message) => {
         this.dispatchEvent(message);
         if (this.onmessage) this.onmessage(message);
-      };
-      this.run(url, () => this.waiting.splice(0).forEach((data) => this.send(data)));
-    }
-
-    run(url, then) {
-      const script = this.inside.document.createElement("script");
-      script.src = url;
-      script.addEventListener("load", () => { this.ready = true; if (then) then(); });
-      this.inside.document.body.append(script);
-    }
-
-    send(data) {
-      this.inside.dispatchEvent(new this.inside.MessageEvent("message", { data }));
+      });
+      const script = inside.document.createElement("script");
+      script.src = new URL(url, location.href);
+      this.loaded = new Promise((resolve) => script.addEventListener("load", resolve));
+      inside.document.head.append(script);
     }
 
     postMessage(data) {
-      if (this.ready) this.send(data);
-      else this.waiting.push(data);
+      deliver(data, async (message) => {
+        await this.loaded;
+        this.frame.contentWindow?.onmessage(message);
+      });
     }
 
     terminate() {
