@@ -93,7 +93,7 @@ def navigation(folder: Path, generated: Sequence[str], summaries: Mapping[str, s
     """
     top = {page.stem for page in folder.glob("*.md")}
     reference = tuple(_entry(folder, page) for page in generated if page.startswith(REFERENCE))
-    return [
+    parts = [
         Entry("Start", _named(folder, START, top)),
         Entry("Guides", _guides(folder, top)),
         Entry("Methods", _methods(folder, summaries)),
@@ -101,6 +101,7 @@ def navigation(folder: Path, generated: Sequence[str], summaries: Mapping[str, s
         Entry("Reference", _named(folder, REFERENCE_FIRST, top) + reference),
         Entry("Inside", _named(folder, INSIDE, top)),
     ]
+    return [part for part in parts if part.target]
 
 
 def family_of(summary: str) -> str:

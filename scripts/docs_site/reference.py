@@ -66,7 +66,7 @@ def _described(name: str, value: Any, module: str) -> Iterator[str]:
     yield from ["```python", f"from {shortest} import {name}", "```", ""]
     if inspect.isclass(value):
         yield from _class(name, value)
-    elif inspect.isfunction(value):
+    elif inspect.isfunction(inspect.unwrap(value)):
         yield from _function(name, value)
     else:
         documented = attribute_docs(importlib.import_module(module)).get(name)
@@ -83,11 +83,14 @@ def _class(name: str, value: type) -> Iterator[str]:
     bases = ", ".join(f"`{base.__name__}`" for base in value.__bases__ if base is not object)
     yield from [source_of(value) + (f", a kind of {bases}" if bases else ""), ""]
     has_settings = issubclass(value, BaseModel)
-    if not has_settings and not issubclass(value, Exception):
+    if not issubclass(value, (BaseModel, Exception, enum.Enum)):
         yield from [*_code(name, value), ""]
     yield from [as_markdown(inspect.getdoc(value)), ""]
     if has_settings:
         yield from [fields_table(own_fields(value)), ""]
+    elif issubclass(value, enum.Enum):
+        members = [(f"`{member.name}`", f"`{_value(member.value)}`") for member in value]
+        yield from [table(("member", "value"), members), ""]
     else:
         yield from _attributes(value)
     yield from _methods(name, value)

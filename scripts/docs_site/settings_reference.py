@@ -122,9 +122,9 @@ def settings_page() -> str:
         "# Settings of methods",
         "",
         "`algo_kwargs` is one flat mapping. The settings of a method are put together from "
-        "classes, and each table below has the fields that one of them declares. Where two classes declare "
-        "a field, the one further left in the first table holds. The page of a method shows all "
-        "its settings in one table.",
+        "classes, and each table below has the fields that one of them declares. Where two "
+        "classes declare a field, the one further left in the first table holds. The page of a "
+        "method shows all its settings in one table.",
         "",
         table(("method", "class", "put together from"), [_row(n) for n in algorithm_names()]),
         "",
