@@ -20,6 +20,8 @@ _CODE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _HIDDEN = re.compile(r"\ue000(\d+)\ue001")
+_ROW = re.compile(r"^\|.*$", re.MULTILINE)
+_SPAN = re.compile(r"`[^`]+`")
 _LINK = re.compile(
     r"(?P<image>!?)\[(?P<label>[^\[\]]+)\]\((?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)"
 )
@@ -48,6 +50,11 @@ def outside_code(text: str, change: Callable[[str], str]) -> str:
 def escaped(text: str) -> str:
     """Keep what Markdown would take for a tag or for emphasis; for text outside code."""
     return re.sub(r"(?<!\*)\*(?=\w)", r"\\*", text.replace("<", "&lt;"))
+
+
+def with_bars(text: str) -> str:
+    """Write bars in code in tables as they are shown; a code host needs a backslash before them."""
+    return _ROW.sub(lambda row: _SPAN.sub(lambda code: code[0].replace(r"\|", "|"), row[0]), text)
 
 
 def with_mathml(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from scripts.docs_site import layout
 from scripts.docs_site.commands_reference import commands_page
-from scripts.docs_site.markdown import Links, with_mathml
+from scripts.docs_site.markdown import Links, with_bars, with_mathml
 from scripts.docs_site.methods_reference import classes_page, overview_page
 from scripts.docs_site.public_names import PAGES
 from scripts.docs_site.reference import index_page, page_text
@@ -58,7 +58,7 @@ def stage(target: Path) -> list[layout.Entry]:
     generated = generated_pages()
     for name, text in generated.items():
         if not (pages / name).exists():
-            _write(pages / name, text)
+            _write(pages / name, with_bars(text))
     summaries = {one.name: one.summary for one in algorithm_summaries()}
     navigation = layout.navigation(pages, list(generated), summaries)
     _write(target / CONFIG, config_text(navigation))
@@ -73,7 +73,8 @@ def _write_for_the_site(pages: Path) -> None:
     for path in pages.rglob("*.md"):
         page = path.relative_to(pages).as_posix()
         source = sources.get(page, f"docs/{page}")
-        _write(path, with_mathml(links.rewritten(path.read_text(encoding="utf-8"), source, page)))
+        text = links.rewritten(path.read_text(encoding="utf-8"), source, page)
+        _write(path, with_bars(with_mathml(text)))
 
 
 def generated_pages() -> dict[str, str]:

@@ -13,7 +13,7 @@ from scripts.docs_site.__main__ import build
 from scripts.docs_site.check import mistakes
 from scripts.docs_site.docstrings import as_markdown
 from scripts.docs_site.layout import Entry, pages_of
-from scripts.docs_site.markdown import Links, with_mathml
+from scripts.docs_site.markdown import Links, with_bars, with_mathml
 from scripts.docs_site.reference import code_of
 from scripts.docs_site.settings_reference import bounds, settings_classes
 
@@ -113,6 +113,11 @@ def test_formulas_become_mathml() -> None:
     assert 'display="block"' in made
     assert not re.search(r"[*_]", made), "Markdown would read these as emphasis"
     assert made.endswith("\n\n```\n$x$\n```\n")
+
+
+def test_bars_in_code_in_tables_have_no_backslash() -> None:
+    row = r"| `int \| None` | a \| b |"
+    assert with_bars(f"{row}\n`a \\| b`\n") == r"| `int | None` | a \| b |" + "\n`a \\| b`\n"
 
 
 def test_money_and_shell_variables_are_no_formulas() -> None:
