@@ -16,12 +16,12 @@ LOADED = {
     "audio": ("src",),
     "embed": ("src",),
     "iframe": ("src",),
-    "img": ("src", "srcset"),
+    "img": ("src",),
     "input": ("src",),
     "link": ("href",),
     "object": ("data",),
     "script": ("src",),
-    "source": ("src", "srcset"),
+    "source": ("src",),
     "track": ("src",),
     "video": ("src", "poster"),
 }
@@ -34,7 +34,7 @@ SKIP = "#__skip"
 """The theme's link past the navigation, which a page without headings cannot have."""
 _ELSEWHERE = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
 _CSS = re.compile(r"@import\s+(?:url\()?\s*[\"']?([^\"')\s;]+)|url\(\s*[\"']?([^\"')\s]+)")
-_LEFT_OVER = re.compile(r"^(?:[-*] |\d+\. |\| ?-|#{1,6} |> |```)|\]\([\w./#-]+\)|\$[^$\n]*\\[a-z]+")
+_LEFT_OVER = re.compile(r"^(?:[-*] |1\. |\| ?-|#{1,6} |> |```)|\]\([\w./#-]+\)|\$[^$\n]*\\[a-z]+")
 
 
 def mistakes(site: Path) -> list[str]:
@@ -80,13 +80,14 @@ class _Page(HTMLParser):
         elif tag == "link" and set(values.get("rel", "").split()) & set(NOT_LOADED):
             self.links.append(values.get("href", ""))
         else:
-            self._take_loads([values[key] for key in LOADED.get(tag, ()) if key in values])
+            urls = [values[key] for key in LOADED.get(tag, ()) if key in values]
+            urls += [
+                part.split()[0] for part in values.get("srcset", "").split(",") if part.split()
+            ]
+            self.loads += urls
+            self.links += urls
         if tag in ("code", "pre", "script", "style", "math"):
             self.inside.append(tag)
-
-    def _take_loads(self, urls: list[str]) -> None:
-        self.loads += urls
-        self.links += urls
 
     def handle_endtag(self, tag: str) -> None:
         """Leave an element."""
@@ -117,7 +118,7 @@ def _from_the_network(page: _Page) -> list[str]:
     loads += [url for style in page.styles for url in _loads_of(style)]
     fetching = sorted(page.classes & set(FETCHING))
     return [f"loads {url}" for url in loads] + [
-        f"has {name}, which is fetched" for name in fetching
+        f"has {name}, for which the theme fetches something" for name in fetching
     ]
 
 

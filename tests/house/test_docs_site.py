@@ -211,7 +211,8 @@ WRONG = {
     '<img src="http://cdn/x.png">': "loads http://cdn/x.png",
     "<style>@import 'https://cdn/x.css';</style>": "loads https://cdn/x.css",
     '<p style="background: url(https://cdn/x.png)">a</p>': "loads https://cdn/x.png",
-    '<pre class="mermaid">a</pre>': "has mermaid, which is fetched",
+    '<pre class="mermaid">a</pre>': "has mermaid, for which the theme fetches something",
+    '<source srcset="none.png 2x, https://cdn/x.png">': "loads https://cdn/x.png",
     "<p>text\n- one\n- two</p>": "shows Markdown: - one",
     "<p>see [a](b.md)</p>": "shows Markdown: see [a](b.md)",
     r"<p>with $\alpha</p>": r"shows Markdown: with $\alpha",
@@ -250,7 +251,8 @@ def test_a_site_is_built_and_a_dead_link_stops_it(
 ) -> None:
     root = small_docs(tmp_path / "root")
     monkeypatch.setattr(stage, "ROOT", root)
-    monkeypatch.setattr(stage, "project", dict)
+    urls = {"Repository": "https://github.com/someone/rl"}
+    monkeypatch.setattr(stage, "project", lambda: {"urls": urls})
     pages = {"algorithms/index.md": "# All methods\n", "reference/index.md": "# API\n"}
     monkeypatch.setattr(stage, "generated_pages", lambda: pages)
     site = tmp_path / "site"
@@ -261,6 +263,7 @@ def test_a_site_is_built_and_a_dead_link_stops_it(
     assert "assets/iframe-worker.js" in home, "the search works in files on disk"
     assert '"text"' in (site / "search.js").read_text()
     assert "slate" in home, "there is a dark mode"
+    assert 'href="https://github.com/someone/rl"' in home
 
     page = root / "docs/index.md"
     page.write_text(page.read_text().replace("#idea", "#ideas"))
