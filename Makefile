@@ -38,8 +38,8 @@ check-portable: $(STAMP)  ## Maths, golden traces and small learning tests as ot
 			OMP_NUM_THREADS=$$threads $(BIN)/python -m pytest -n 2 -m "$(ALL)" $(PORTABLE_TESTS); \
 	done
 
-docs: $(STAMP)  ## The documentation as a site in site/; a broken link is an error.
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+docs: $(STAMP)  ## The documentation as a site in site/; a warning or a dead link is an error.
+	$(BIN)/python -m scripts.docs_site
 
 dist: $(STAMP)  ## An sdist and a wheel of the last commit in dist/, built from nothing else and checked.
 	$(BIN)/python scripts/build_dist.py
@@ -76,4 +76,4 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

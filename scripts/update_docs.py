@@ -25,7 +25,7 @@ import yaml
 
 import rl_training
 from rl_training.algorithms.spec import AlgorithmSpec
-from rl_training.cli.tables import algorithm_facts, method_kind
+from rl_training.cli.tables import FAMILIES, algorithm_facts, method_kind
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.presets import RESOLVED
 from rl_training.experiment.registry import algorithm_names, class_names, get_algorithm_spec
@@ -34,16 +34,6 @@ from rl_training.validation import field_rule
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = Path(rl_training.__file__).resolve().parents[1]
-FAMILIES = {
-    "off-policy": "off-policy, continuous and discrete",
-    "value-based": "value-based, discrete",
-    "on-policy": "on-policy, all actions",
-    "offline": "from recorded data",
-    "imitation": "from demonstrations",
-    "model-based": "learned dynamics",
-    "world model": "world models",
-}
-"""Kinds of methods in the order of the table of families, and what that calls them."""
 _PART = re.compile(
     r"(<!-- generated: ([\w-]+)((?: [\w.]+)*) -->\n)(.*?)(<!-- end generated -->)", re.DOTALL
 )

@@ -21,6 +21,16 @@ from rl_training.validation import field_rule
 Row = dict[str, Any]
 EXTRA_OF_FAMILY = {"mujoco": ("mujoco", "mujoco"), "box2d": ("Box2D", "box2d")}
 """Families of Gymnasium's tasks that need a module, and our extra that brings it."""
+FAMILIES = {
+    "off-policy": "Off-policy actor-critics",
+    "value-based": "Value-based",
+    "on-policy": "On-policy",
+    "offline": "From recorded data",
+    "imitation": "Imitation",
+    "model-based": "Learned dynamics",
+    "world model": "World models",
+}
+"""Kinds of methods, by how their summaries begin, and what pages call them."""
 HIDDEN_FAMILIES = ("phys2d", "tabular")
 """Gymnasium's tasks in JAX, for which we have no extra."""
 _ID = re.compile(r"^(?P<name>.*)-v(?P<version>\d+)$")

@@ -61,23 +61,33 @@ class TrainerState:
     """What a callback sees of a run, and what it may ask for."""
 
     algo: str
+    """Name of the method."""
     env_id: str
+    """The task."""
     seeds: tuple[int, ...]
+    """The seeds that train side by side."""
     run_dir: Path
+    """The run's folder."""
     total_timesteps: int
+    """Step at which the run ends."""
     step: int = 0
+    """Steps done so far, per seed."""
     start_step: int = 0
     """Step at which this process started: 0, or where it resumed."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Latest value of every metric, averaged over seeds."""
     stop_reason: str | None = None
+    """Why the run is to stop; None while it goes on."""
     learner: LearnerView | None = None
     """The learner, to look at; None before the run begins."""
     learning_rate_factor: float = 1.0
     """Factor on all learning rates, besides their schedule; part of the checkpoint."""
     wants_save: bool = False
+    """Whether a checkpoint was asked for; see `request_save`."""
     wants_evaluation: bool = False
+    """Whether an evaluation was asked for; see `request_evaluation`."""
     to_log: dict[str, float] = field(default_factory=dict)
+    """Numbers that `log` was given and that are not written yet."""
 
     def request_stop(self, reason: str) -> None:
         """Ask the run to end after the current step; it is saved as usual."""
