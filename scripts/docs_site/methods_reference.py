@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterator
 
 from scripts.docs_site.docstrings import as_markdown, first_sentence
-from scripts.docs_site.layout import FAMILIES, family_of
+from scripts.docs_site.layout import OTHERS, family_of
 from scripts.docs_site.reference import code_of, source_of
 from scripts.docs_site.tables import table
 
+from rl_training.cli.tables import FAMILIES
 from rl_training.experiment.registry import (
     AlgorithmSummary,
     algorithm_names,
@@ -24,7 +25,9 @@ _ACTIONS = re.compile(r"; (?:discrete|continuous|discrete and continuous) action
 
 def overview_page() -> str:
     """Return the list of all methods by family."""
-    families: dict[str, list[AlgorithmSummary]] = {family: [] for family in FAMILIES}
+    families: dict[str, list[AlgorithmSummary]] = {
+        family: [] for family in (*FAMILIES.values(), OTHERS)
+    }
     for summary in algorithm_summaries():
         if summary.name in algorithm_names():
             families[family_of(summary.summary)].append(summary)

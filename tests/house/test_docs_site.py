@@ -86,7 +86,7 @@ def test_a_page_without_a_heading_is_an_error(tmp_path: Path) -> None:
 def test_every_method_has_a_family() -> None:
     spoken_for = {get_algorithm_spec(name).summary for name in algorithm_names()}
     assert "Others" not in {layout.family_of(summary) for summary in spoken_for}
-    assert layout.family_of(get_algorithm_spec("mopo").summary) == "Model-based"
+    assert layout.family_of(get_algorithm_spec("mopo").summary) == "Learned dynamics"
 
 
 def test_links_stay_in_the_site_or_become_names() -> None:
