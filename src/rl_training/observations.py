@@ -312,7 +312,7 @@ class ObservationSpec(BaseModel):
                 finite = {n: np.isfinite(v.astype(np.float32)) for n, v in values.items()}
                 bad = next(name for name, flags in finite.items() if not flags.all())
                 worst = values[bad][~finite[bad]][0]
-                raise ValueError(f"{bad} holds {worst}, which is no finite float32")
+                raise ValueError(f"{bad} holds {worst}, which is not a finite float32")
         return rows
 
     def pack_given(self, obs: Any) -> tuple[Array, bool]:

@@ -1,7 +1,7 @@
 """What a Gymnasium space holds: the parts of observations, and how many values actions have.
 
-A space of observations that is no plain Box becomes an `ObservationSpec`: Dict and Tuple, nested at
-will, of Box, Discrete, MultiDiscrete and MultiBinary.
+A space of observations that is not a plain Box becomes an `ObservationSpec`: Dict and Tuple, nested
+at will, of Box, Discrete, MultiDiscrete and MultiBinary.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _require_mask(leaf: LeafSpec, size: int, env_id: str) -> None:
         raise SpecMismatch(
             f"environment {env_id}: {_called(leaf.path)} has {entries} {kind}, but a mask of its "
             f"actions needs {size} zeros and ones, one for each value (MultiBinary({size})); if it "
-            "is no mask, set env_kwargs.wrappers.action_mask to off"
+            "is not a mask, set env_kwargs.wrappers.action_mask to off"
         )
 
 

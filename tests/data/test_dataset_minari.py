@@ -207,7 +207,7 @@ def test_observations_of_several_parts_are_the_rows_of_the_task() -> None:
 def test_a_part_that_is_not_finite_is_named() -> None:
     space = spaces.Dict(a=spaces.Box(-9, 9, (2,)))
     store("own/nan-v0", {"a": np.full((3, 2), np.nan, np.float32)}, 2, observation_space=space)
-    with pytest.raises(DataError, match="minari own/nan-v0: a holds nan, which is no finite"):
+    with pytest.raises(DataError, match="minari own/nan-v0: a holds nan, which is not a finite"):
         load("own/nan-v0")
 
 

@@ -230,7 +230,7 @@ def _refuse_standardized(env: EnvSpec, config: AlgoConfig) -> None:
 
 
 def _check_shift(env: EnvSpec, config: AlgoConfig) -> None:
-    """Refuse to shift what is no image, or an image out of itself.
+    """Refuse to shift what is not an image, or an image out of itself.
 
     Raises:
         ConfigError: Naming the setting and the task.

@@ -126,7 +126,7 @@ def _as_array(given: Any, where: str) -> Array:
     """Return the entries of a mask.
 
     Raises:
-        EnvError: They are no numbers.
+        EnvError: They are not numbers.
     """
     try:
         mask = np.asarray(given)

@@ -77,7 +77,7 @@ class TrainerState:
     metrics: dict[str, float] = field(default_factory=dict)
     """Latest value of every metric, averaged over seeds."""
     stop_reason: str | None = None
-    """Why the run is to stop; None while it goes on."""
+    """Why the run is to stop; None while it continues."""
     learner: LearnerView | None = None
     """The learner, to look at; None before the run begins."""
     learning_rate_factor: float = 1.0

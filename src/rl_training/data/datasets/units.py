@@ -82,9 +82,9 @@ def check_fits(observations: Array, actions: Array, task: TaskSpec, name: str) -
         )
     discrete = actions.dtype.kind == "i"
     if not task.action_sizes and discrete != (task.action_kind == "discrete"):
-        found = "whole numbers (discrete)" if discrete else "real numbers (continuous)"
+        kind = "whole numbers (discrete)" if discrete else "real numbers (continuous)"
         raise DataError(
-            f"{name}: actions are {found}, but {task.env_id} takes {task.action_kind} ones; use "
+            f"{name}: actions are {kind}, but {task.env_id} takes {task.action_kind} ones; use "
             "data of this task, or set env_id to the data's task"
         )
     if task.num_actions is not None and actions.ndim != 1:
@@ -218,9 +218,9 @@ def check_actions(actions: Array, task: TaskSpec, name: str, *, clip: bool) -> s
         return None
     row, box = int(outside[0]), box_text(task)
     value = np.array2string(np.asarray(actions[row]), precision=6, threshold=8)
-    found = f"{len(outside)} of {len(actions)} actions lie outside {task.env_id}'s box {box}"
+    problem = f"{len(outside)} of {len(actions)} actions are outside {task.env_id}'s box {box}"
     counted = actions.dtype.kind == "i" or bool(task.action_sizes)
     if not clip or counted:
         mend = "" if counted else "; normalize_dataset_actions: true clips"
-        raise DataError(f"{name}: row {row}: action {value} is not in {box} ({found}){mend}")
-    return f"{found} and were clipped (first at row {row}: {value})"
+        raise DataError(f"{name}: row {row}: action {value} is not in {box} ({problem}){mend}")
+    return f"{problem} and were clipped (first at row {row}: {value})"
