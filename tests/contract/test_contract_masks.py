@@ -304,11 +304,13 @@ def test_an_exported_policy_takes_allowed_actions_alone(algo: str, tmp_path: Pat
         )
         agent = load_agent(run.run_dir, device="cpu")
         task = agent.env_spec
-        assert export_agent(agent, tmp_path / "policy.onnx").largest_difference <= 1e-6
+        state = agent.learner.initial_acting_state(1_000)
+        # Entries of a memory are compared too; those of an LSTM's cell are larger than 1.
+        largest = 1e-6 if state is None else 1e-5
+        assert export_agent(agent, tmp_path / "policy.onnx").largest_difference <= largest
         session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
         obs, rows = parts_with_mask(task, 1_000)
         given = {f"obs/{name}": part for name, part in obs.items()}
-        state = agent.learner.initial_acting_state(1_000)
         if state is not None:
             memory = vars(state)["memory"][0].numpy()
             given["state_memory"] = memory
