@@ -85,7 +85,7 @@ VAGUE_STILL_THERE: dict[str, int] = {
     "src/rl_training/data/datasets/rewards.py": 2,
     "src/rl_training/data/datasets/sources.py": 1,
     "src/rl_training/data/datasets/summary.py": 1,
-    "src/rl_training/data/datasets/units.py": 3,
+    "src/rl_training/data/datasets/units.py": 2,
     "src/rl_training/data/datasets/view.py": 2,
     "src/rl_training/data/replay/frames.py": 2,
     "src/rl_training/envs/given.py": 2,

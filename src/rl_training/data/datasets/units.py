@@ -218,7 +218,7 @@ def check_actions(actions: Array, task: TaskSpec, name: str, *, clip: bool) -> s
         return None
     row, box = int(outside[0]), box_text(task)
     value = np.array2string(np.asarray(actions[row]), precision=6, threshold=8)
-    problem = f"{len(outside)} of {len(actions)} actions are outside {task.env_id}'s box {box}"
+    problem = f"{len(outside)} of {len(actions)} actions lie outside {task.env_id}'s box {box}"
     counted = actions.dtype.kind == "i" or bool(task.action_sizes)
     if not clip or counted:
         mend = "" if counted else "; normalize_dataset_actions: true clips"
