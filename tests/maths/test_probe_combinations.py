@@ -256,7 +256,7 @@ TWINS = [
 @pytest.mark.parametrize("terminates", [False, True], ids=["cut", "terminates"])
 def test_a_time_limit_keeps_the_future_and_a_termination_ends_it(
     algo: str,
-    task: type[MaskedClock | Cut],
+    task: type[MaskedClock | BlindClock | CutMaskedClock],
     more: dict[str, Any],
     terminates: bool,
     tmp_path: Path,

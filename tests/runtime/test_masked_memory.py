@@ -30,8 +30,7 @@ class MaskedTMaze(gym.ObservationWrapper[dict[str, Any], Any, Any]):
         self.observation_space = spaces.Dict({"cell": cell, "action_mask": spaces.MultiBinary(4)})
 
     def _allowed(self) -> list[int]:
-        maze = self.env.unwrapped
-        assert isinstance(maze, TMaze)
+        maze: Any = self.env.unwrapped
         return [NORTH, SOUTH] if maze.place == LENGTH else [EAST]
 
     def observation(self, observation: Any) -> dict[str, Any]:

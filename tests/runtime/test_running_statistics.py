@@ -115,11 +115,10 @@ class Told(Parts):
 
     def __init__(self) -> None:
         super().__init__()
-        goal = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        seen = dict(cast(gym.spaces.Dict, self.observation_space))
-        self.observation_space = gym.spaces.Dict(
-            {"achieved_goal": goal, "desired_goal": goal} | seen
-        )
+        seen = cast(gym.spaces.Dict, self.observation_space)
+        goal: gym.Space[Any] = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        goals = {"achieved_goal": goal, "desired_goal": goal}
+        self.observation_space = gym.spaces.Dict(goals | dict(seen))
         self._shown: dict[str, Any] = {}
 
     def _obs(self) -> dict[str, Any]:
@@ -203,11 +202,9 @@ def test_a_runs_statistics_are_those_of_all_that_its_task_showed_and_paid(
     order = np.argsort(mean), np.argsort(numbers.mean(0))
     np.testing.assert_allclose(mean[order[0]], numbers.mean(0)[order[1]], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(variance[order[0]], numbers.var(0)[order[1]], rtol=1e-4)
-    reward, ended = (
-        np.array([[row[place] for row in lane] for lane in steps]).T for place in (1, 2)
-    )
-    _, expected = slow_scale(reward.astype(np.float32), ended, config.algo_config.gamma)
-    assert ended.sum() > 4
+    paid, ends = (np.array([[row[place] for row in lane] for lane in steps]).T for place in (1, 2))
+    _, expected = slow_scale(paid.astype(np.float32), ends, config.algo_config.gamma)
+    assert ends.sum() > 4
     np.testing.assert_allclose(learner.return_norm.variance[0, 0], expected, rtol=1e-5)
     rows = torch.from_numpy(learner.obs_parts.example_rows(5, np.random.default_rng(1)))
     floats = as_floats(learner.obs_parts, rows).numpy()

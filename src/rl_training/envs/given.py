@@ -128,7 +128,7 @@ def make_given(env_id: str, kwargs: dict[str, Any]) -> AnyEnv:
         )
     if given.env is None:
         assert given.make is not None
-        env = given.make(**kwargs)
+        env: object = given.make(**kwargs)
         if not isinstance(env, gym.Env):
             refuse_several_agents(env, env_id)
             raise EnvError(

@@ -128,6 +128,7 @@ OTHER_WAYS: dict[Loop, list[dict[str, Any]]] = {
     ],
 }
 NOISY = {"noisy": True, "dueling": True}
+STANDARDISED = {"normalize_observations": True, "normalize_rewards": True}
 
 
 def continues_online(algo: str) -> bool:
@@ -150,6 +151,9 @@ OWN_WAYS: dict[str, list[dict[str, Any]]] = {
         {"absorbing_states": True, "normalize_reward": True, "discriminator_rollouts": 3},
         {"task": PIXEL_TASK, "gradient_penalty": 1.0, "absorbing_states": True},
     ],
+    "pqn": [STANDARDISED],
+    "recurrent_dqn": [STANDARDISED | {"n_step": 2}],
+    "recurrent_sac": [STANDARDISED | {"n_step": 2}],
 }
 """Settings that take another way through an update, beside those that a loop's methods share."""
 

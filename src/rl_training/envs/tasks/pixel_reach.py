@@ -82,5 +82,5 @@ class PixelReach(gym.Env[Array, Any]):
         return {"place": self.place.copy(), "goal": self.goal.copy()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from there."""
         self.place, self.goal = np.array(state["place"]), np.array(state["goal"])
