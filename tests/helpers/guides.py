@@ -155,7 +155,8 @@ class _Guide:
     def run_line(self, line: str, error: str | None) -> None:
         words = shlex.split(line, comments=True)
         if words[0] == "export":
-            self.exported |= [words[1].split("=", 1)]
+            name, value = words[1].split("=", 1)
+            self.exported[name] = value
             return
         settings = dict(self.exported)
         while "=" in words[0]:

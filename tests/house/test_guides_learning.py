@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -39,23 +40,25 @@ GUIDES: dict[str, dict[str, str]] = {
     },
     "guides/imitation.md": {
         "--total-timesteps 30000": "--total-timesteps 2048",
-        "-s run_name=cloned": "--total-timesteps 60 -s run_name=cloned",
-        "--total-timesteps 40000": "--total-timesteps 2048",
-        "-s total_timesteps=20000   # exit code 0": "-s total_timesteps=2048   # exit code 1",
+        "--total-timesteps 2000": "--total-timesteps 60",
+        "-s run_name=gail": "-s run_name=gail --total-timesteps 2048",
+        "--seeds 0,1,2 -s expert_dataset_path=expert.npz": "--seeds 0 -s total_timesteps=2048 "
+        "-s expert_dataset_path=expert.npz   # exit code 1",
     },
     "guides/model_based.md": {"--total-timesteps 300": "--total-timesteps 210"},
     "guides/atari.md": {},
     "guides/images_and_dictionaries.md": {
-        "--total-timesteps 6000": "--total-timesteps 300",
+        "-s run_name=catch": "-s run_name=catch --total-timesteps 300",
         "total_timesteps: 20000": "total_timesteps: 1024",
         "learn(2_000": "learn(512",
         "--episodes 20": "--episodes 1",
         "--episodes 50": "--episodes 2",
     },
     "guides/many_seeds.md": {
-        "--total-timesteps 10000": "--total-timesteps 2048",
+        "--total-timesteps 30000": "--total-timesteps 2048",
+        "--total-timesteps 40000": "--total-timesteps 3072",
+        "--total-timesteps 20000": "--total-timesteps 2048",
         "eval_interval=5000": "eval_interval=1024",
-        "--total-timesteps 12000": "--total-timesteps 3072",
         "total_timesteps=4000": "total_timesteps=1024",
         "total_timesteps=4_000": "total_timesteps=1_024",
         "--episodes 20": "--episodes 2",
@@ -84,6 +87,17 @@ def test_a_guide_does_what_it_says(guide: str, empty: Path) -> None:
     assert "Traceback" not in printed
     if guide == "quickstart.md":
         assert "data:video/mp4" in (empty / "report.html").read_text()
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_what_is_shortened_is_in_the_guide(guide: str) -> None:
+    code = "".join(block.code for block in guide_blocks(DOCS / guide))
+    assert [text for text in GUIDES[guide] if text not in code] == []
+
+
+def test_every_guide_on_learning_is_run() -> None:
+    linked = set(re.findall(r"\]\((guides/\w+\.md)\)", (DOCS / "quickstart.md").read_text()))
+    assert linked <= set(GUIDES)
 
 
 def write(folder: Path, *parts: str) -> Path:

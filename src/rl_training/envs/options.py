@@ -122,8 +122,9 @@ def _mistake(env_id: str, error: ValidationError) -> str:
     """Say what is wrong with the first key that is, and which are allowed where it is."""
     first = error.errors()[0]
     where, last = ".".join(map(str, first["loc"])), str(first["loc"][-1])
-    sections = {"atari": AtariOptions, "pixels": PixelOptions} if len(first["loc"]) > 1 else {}
+    sections: dict[str, type[BaseModel]] = {"atari": AtariOptions, "pixels": PixelOptions}
     section = sections.get(str(first["loc"][0]), WrapperOptions)
+    section = section if len(first["loc"]) > 1 else WrapperOptions
     keys = _WRAPPER_KEYS if section is WrapperOptions else ", ".join(section.model_fields)
     what = f": {first['msg']} (value {first['input']!r})"
     if first["type"] == "extra_forbidden":
