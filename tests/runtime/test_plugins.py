@@ -196,7 +196,8 @@ def test_a_plugin_that_hides_a_tensor_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (FOLDER / "awac.py").read_text()
-    hidden = "    def setup(self) -> None:\n        super().setup()\n        self.past = [self.rng.uniform(3)]\n"
+    lines = ("def setup(self):", "    super().setup()", "    self.past = [self.rng.uniform(3)]", "")
+    hidden = "\n".join(f"    {line}".rstrip() for line in lines)
     own = text.replace("    def sample_action", f"{hidden}\n    def sample_action")
     (tmp_path / "hiding.py").write_text(own)
     monkeypatch.syspath_prepend(str(tmp_path))
