@@ -1,4 +1,4 @@
-"""The teaching scripts: their updates are the package's, number by number, and they stay short."""
+"""The teaching scripts: their updates are the package's, to rounding, and they stay short."""
 
 from __future__ import annotations
 
