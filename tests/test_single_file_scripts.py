@@ -1,4 +1,4 @@
-"""The teaching scripts: their updates are the package's, number by number, and they stay short."""
+"""The teaching scripts: their updates are the package's, to rounding, and they stay short."""
 
 from __future__ import annotations
 
@@ -177,8 +177,7 @@ def test_sacs_losses_are_the_packages(draws: Rng) -> None:
     script.targets.load_state_dict(script.critics.state_dict())
     batch = make_batch(discount=torch.full((1, 8), 0.99))
     rows = sac.Batch(
-        *(r[0] for r in (batch.obs, batch.action, batch.reward, batch.next_obs)),
-        terminated=torch.zeros(8),
+        batch.obs[0], batch.action[0], batch.reward[0], batch.next_obs[0], torch.zeros(8)
     )
     assert script.critic_loss(rows).item() == pytest.approx(
         learner.regress(batch)[0].item(), rel=1e-5

@@ -14,7 +14,6 @@ import argparse
 import importlib
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -232,10 +231,10 @@ def _time_of(rows: Sequence[Row]) -> str:
 def rendered(text: str, path: Path) -> str:
     """Return the page with its two tables as the records have them."""
     for name, table in (("returns", returns_table(path)), ("times", times_table(path))):
-        mark = f"<!-- generated: single_file_{name} -->"
-        pattern = re.compile(f"({re.escape(mark)}\n).*?(<!-- end generated -->)", re.DOTALL)
-        text, count = pattern.subn(lambda m, new=table: f"{m[1]}{new}\n{m[2]}", text)
-        assert count == 1, f"the page has {count} parts {mark}"
+        begin, end = f"<!-- generated: single_file_{name} -->\n", "<!-- end generated -->"
+        before, _, rest = text.partition(begin)
+        assert rest, f"the page has no part {begin.strip()}"
+        text = f"{before}{begin}{table}\n{end}{rest.partition(end)[2]}"
     return text
 
 
