@@ -26,8 +26,14 @@ from helpers.tiny import ROOT
 from rl_training import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 
-PACKAGES = ("rl_training", "rl_training.data", "rl_training.envs", "rl_training.models")
-PACKAGES += ("rl_training.runtime", "rl_training.experiment.checkpointing")
+PACKAGES = (
+    "rl_training",
+    "rl_training.data",
+    "rl_training.envs",
+    "rl_training.experiment.checkpointing",
+    "rl_training.models",
+    "rl_training.runtime",
+)
 
 
 @pytest.fixture(scope="module")
