@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -34,7 +33,10 @@ SKIP = "#__skip"
 """The theme's link past the navigation, which a page without headings cannot have."""
 _ELSEWHERE = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
 _CSS = re.compile(r"@import\s+(?:url\()?\s*[\"']?([^\"')\s;]+)|url\(\s*[\"']?([^\"')\s]+)")
-_LEFT_OVER = re.compile(r"^(?:[-*] |1\. |\| ?-|#{1,6} |> |```)|\]\([\w./#-]+\)|\$[^$\n]*\\[a-z]+")
+_LEFT_OVER = re.compile(
+    r"(?<=\n)(?:[-*] |1\. |\| ?-|#{1,6} |> )|```|\]\([\w./#-]+\)|\$[^$\n]*\\[a-z]+"
+)
+"""In a paragraph: a list, table, heading, quotation or block that is not one; a link; a formula."""
 
 
 def mistakes(site: Path) -> list[str]:
@@ -86,7 +88,7 @@ class _Page(HTMLParser):
             ]
             self.loads += urls
             self.links += urls
-        if tag in ("code", "pre", "script", "style", "math"):
+        if tag in ("code", "math", "p", "pre", "script", "style"):
             self.inside.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -95,16 +97,11 @@ class _Page(HTMLParser):
             self.inside.remove(tag)
 
     def handle_data(self, data: str) -> None:
-        """Take in text, and styles."""
+        """Take in text of paragraphs, and styles."""
         if "style" in self.inside:
             self.styles.append(data)
-        elif not self.inside:
+        elif self.inside[-1:] == ["p"]:
             self.texts.append(data)
-
-    @cached_property
-    def lines(self) -> list[str]:
-        """Lines of text outside code."""
-        return [line for text in self.texts for line in text.splitlines() if line.strip()]
 
 
 def _read(path: Path) -> _Page:
@@ -128,8 +125,10 @@ def _loads_of(css: str) -> list[str]:
 
 
 def _left_over(page: _Page) -> list[str]:
-    """Return lines that Markdown did not take as what they were meant to be."""
-    return [f"shows Markdown: {line[:80]}" for line in page.lines if _LEFT_OVER.search(line)]
+    """Return what Markdown did not take as what it was meant to be."""
+    places = ((text, match.start()) for text in page.texts for match in _LEFT_OVER.finditer(text))
+    lines = dict.fromkeys(text[place:].split("\n")[0] for text, place in places)
+    return [f"shows Markdown: {line[:80]}" for line in lines]
 
 
 def _dead(link: str, path: Path, site: Path, pages: dict[Path, _Page]) -> str | None:

@@ -36,7 +36,22 @@ HOW_TO = (
     "zoo",
 )
 """Pages beside the folder of guides that belong to them; unknown pages of `docs/` join them."""
-FIRST_GUIDES = ("first_hour", "your_own_environment")
+FIRST_GUIDES = (
+    "own_environment",
+    "custom_networks",
+    "images_and_dictionaries",
+    "atari",
+    "many_seeds",
+    "offline_from_your_data",
+    "imitation",
+    "model_based",
+    "gpu_speed",
+    "compiled_updates",
+    "ray_cluster",
+    "preemption",
+    "reading_the_report",
+    "adding_a_method",
+)
 EVIDENCE = ("results", "benchmarks", "performance", "reliability", "sourcebook")
 REFERENCE_FIRST = ("configuration",)
 INSIDE = ("architecture", "contributing", "releasing", "security", "changelog")

@@ -9,7 +9,7 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -22,6 +22,11 @@ from scripts.docs_site.tables import table
 
 WIDTH = 88
 """Characters of a signature that fit on one line."""
+
+_STARS: Mapping[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
 
 
 def index_page(pages: Sequence[Page]) -> str:
@@ -60,9 +65,8 @@ def shown_names(page: Page) -> list[str]:
 
 
 def _described(name: str, value: Any, module: str) -> Iterator[str]:
-    import rl_training
-
-    shortest = "rl_training" if name in rl_training.__all__ else module
+    top = importlib.import_module("rl_training").__all__
+    shortest = "rl_training" if name in top else module
     yield from ["```python", f"from {shortest} import {name}", "```", ""]
     if inspect.isclass(value):
         yield from _class(name, value)
@@ -207,8 +211,7 @@ def _parameters(parameters: Sequence[inspect.Parameter]) -> list[str]:
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-    text = f"{stars}{parameter.name}"
+    text = f"{_STARS.get(parameter.kind, '')}{parameter.name}"
     is_typed = parameter.annotation is not parameter.empty
     if is_typed:
         text += f": {_plain(_written(parameter.annotation))}"

@@ -26,8 +26,14 @@ from helpers.tiny import ROOT
 from rl_training import TrainConfig
 from rl_training.experiment.registry import algorithm_names, get_algorithm_spec
 
-PACKAGES = ("rl_training", "rl_training.data", "rl_training.envs", "rl_training.models")
-PACKAGES += ("rl_training.runtime", "rl_training.experiment.checkpointing")
+PACKAGES = (
+    "rl_training",
+    "rl_training.data",
+    "rl_training.envs",
+    "rl_training.experiment.checkpointing",
+    "rl_training.models",
+    "rl_training.runtime",
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +63,7 @@ def test_every_page_is_in_the_navigation_once(staged: tuple[Path, list[Entry]]) 
 
 
 def test_a_new_page_needs_no_entry(tmp_path: Path) -> None:
-    for name in ("index", "seeds", "surprise", "guides/your_method", "guides/first_hour"):
+    for name in ("index", "seeds", "surprise", "guides/your_method", "guides/own_environment"):
         page = tmp_path / f"{name}.md"
         page.parent.mkdir(exist_ok=True)
         page.write_text(f"# The `title` of {page.stem}\n")
@@ -67,7 +73,7 @@ def test_a_new_page_needs_no_entry(tmp_path: Path) -> None:
     start, guides, methods, *_ = layout.navigation(tmp_path, [], {"new": "offline; a try"})
     assert pages_of([start]) == ["index.md"]
     assert pages_of([guides]) == [
-        *("guides/first_hour.md", "surprise.md", "guides/your_method.md", "seeds.md"),
+        *("guides/own_environment.md", "surprise.md", "guides/your_method.md", "seeds.md"),
     ]
     assert guides.target[1] == Entry("The title of surprise", "surprise.md")
     assert methods.target == (
@@ -204,7 +210,10 @@ def test_addresses_come_from_the_project(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 'repo_url = "https://host/rl"\nsite_url = "https://docs/rl"\n' in text
 
 
-GOOD = '<link rel="canonical" href="https://x.y"><h1 id="top">T</h1><a href="#top">a</a>'
+GOOD = (
+    '<link rel="canonical" href="https://x.y"><h1 id="top">1. T</h1><a href="#top">1. T</a>'
+    "<p><b>1. Say</b> a - b\n<code>- [x](y)</code> of $5</p>"
+)
 WRONG = {
     '<a href="none.html">a</a>': "links to none.html, which is not there",
     '<a href="page.html#none">a</a>': "links to page.html#none, which has no such heading",
@@ -218,8 +227,8 @@ WRONG = {
     '<pre class="mermaid">a</pre>': "has mermaid, for which the theme fetches something",
     '<source srcset="none.png 2x, https://cdn/x.png">': "loads https://cdn/x.png",
     "<p>text\n- one\n- two</p>": "shows Markdown: - one",
-    "<p>see [a](b.md)</p>": "shows Markdown: see [a](b.md)",
-    r"<p>with $\alpha</p>": r"shows Markdown: with $\alpha",
+    "<p>see [a](b.md)</p>": "shows Markdown: ](b.md)",
+    r"<p>with $\alpha</p>": r"shows Markdown: $\alpha",
 }
 
 
