@@ -58,7 +58,7 @@ def test_an_episode_is_cut_off_after_its_steps() -> None:
 def test_the_returns_of_a_random_and_of_the_best_player_are_what_the_task_says() -> None:
     env, generator = PixelReach(8), np.random.default_rng(0)
     returns: dict[str, list[float]] = {"random": [], "best": []}
-    for seed in range(400):
+    for seed in range(200):
         for player, kept in returns.items():
             env.reset(seed=seed)
             total = 0.0
