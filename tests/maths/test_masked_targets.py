@@ -252,7 +252,7 @@ def test_the_expectation_of_discrete_sac_is_over_allowed_actions() -> None:
     learner = build("discrete_sac", initial_alpha=0.25)
     assert isinstance(learner, DiscreteSAC)
     logits = torch.tensor([0.0, 5.0, 1.0])
-    learner.model.actor = FixedPolicy(logits)  # type: ignore[assignment]
+    learner.model.actor = FixedPolicy(logits)
     values = torch.stack((TARGET, TARGET + 7))  # two critics, the least of which counts
     learner.model.all_q_values = lambda obs, critic=None, members=None: values.view(  # type: ignore[method-assign]
         1, 2, 1, A
@@ -277,7 +277,7 @@ def test_the_entropy_that_discrete_sac_aims_at_is_that_of_allowed_actions(
     """A uniform policy has more than 0.9 of what masks leave, and less than 0.9 of log A."""
     learner = build("discrete_sac", target_entropy_share=0.9)
     assert isinstance(learner, DiscreteSAC)
-    learner.model.actor = FixedPolicy(torch.zeros(A))  # type: ignore[assignment]
+    learner.model.actor = FixedPolicy(torch.zeros(A))
     batch = transitions(masks=MASKS)
     entropy = learner.soft_value(batch.obs, torch.zeros(1, len(MASKS), A))[1]
     logs = [math.log(int(mask.sum())) for mask in MASKS]
