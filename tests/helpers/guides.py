@@ -221,6 +221,8 @@ def _error(match: re.Match[str], after: re.Match[str] | None) -> str | None:
     """Return the error that the next block shows, if nothing but blank lines is between."""
     if after is None or after["language"] not in ("", "text") or match["language"] == "text":
         return None
+    if match.string[match.end() : after.start()].strip():
+        return None  # prose between them
     return after["code"] if _ERROR.match(after["code"]) else None
 
 
