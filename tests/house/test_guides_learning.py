@@ -146,6 +146,11 @@ def test_the_error_that_a_guide_shows_may_leave_words_out(tmp_path: Path, empty:
     assert [block.error is None for block in guide_blocks(page)] == [False, True]
 
 
+def test_an_error_after_prose_belongs_to_no_block(tmp_path: Path, empty: Path) -> None:
+    page = write(tmp_path, FILE, USE, "Elsewhere it says:\n", "```text\nerror: no\n```\n")
+    assert run_guide(page, empty) == "sum 1003\n"
+
+
 def test_a_block_that_bash_alone_understands_is_given_to_bash(tmp_path: Path, empty: Path) -> None:
     page = write(tmp_path, "```bash\nfor i in 1 2; do echo line $i; done | tail -n 1 > x\n```\n")
     run_guide(page, empty)
