@@ -28,6 +28,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
@@ -69,10 +70,9 @@ def guide_blocks(page: Path) -> list[Block]:
     """Return the fenced blocks of a page in order, each with the error shown right after it."""
     text = page.read_text(encoding="utf-8")
     matches = list(_BLOCK.finditer(text))
-    following = [*matches[1:], None]
     return [
         Block(match["language"], match["code"], match["file"], _error(match, after))
-        for match, after in zip(matches, following, strict=True)
+        for match, after in zip_longest(matches, matches[1:])
     ]
 
 
