@@ -28,6 +28,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
@@ -69,10 +70,9 @@ def guide_blocks(page: Path) -> list[Block]:
     """Return the fenced blocks of a page in order, each with the error shown right after it."""
     text = page.read_text(encoding="utf-8")
     matches = list(_BLOCK.finditer(text))
-    following = [*matches[1:], None]
     return [
         Block(match["language"], match["code"], match["file"], _error(match, after))
-        for match, after in zip(matches, following, strict=True)
+        for match, after in zip_longest(matches, matches[1:])
     ]
 
 
@@ -221,6 +221,8 @@ def _error(match: re.Match[str], after: re.Match[str] | None) -> str | None:
     """Return the error that the next block shows, if nothing but blank lines is between."""
     if after is None or after["language"] not in ("", "text") or match["language"] == "text":
         return None
+    if match.string[match.end() : after.start()].strip():
+        return None  # prose between them
     return after["code"] if _ERROR.match(after["code"]) else None
 
 

@@ -43,7 +43,7 @@ GUIDES: dict[str, dict[str, str]] = {
         "--total-timesteps 2000": "--total-timesteps 60",
         "-s run_name=gail": "-s run_name=gail --total-timesteps 2048",
         "--seeds 0,1,2 -s expert_dataset_path=expert.npz": "--seeds 0 -s total_timesteps=2048 "
-        "-s expert_dataset_path=expert.npz   # exit code 1",
+        "-s expert_dataset_path=expert.npz || true",  # so short, either may come out
     },
     "guides/model_based.md": {"--total-timesteps 300": "--total-timesteps 210"},
     "guides/atari.md": {},
@@ -144,6 +144,11 @@ def test_the_error_that_a_guide_shows_may_leave_words_out(tmp_path: Path, empty:
     page = write(tmp_path, MISTAKE, "```text\nerror: ...sax...\n```\n")
     assert "sax" in run_guide(page, empty)
     assert [block.error is None for block in guide_blocks(page)] == [False, True]
+
+
+def test_an_error_after_prose_belongs_to_no_block(tmp_path: Path, empty: Path) -> None:
+    page = write(tmp_path, FILE, USE, "Elsewhere it says:\n", "```text\nerror: no\n```\n")
+    assert run_guide(page, empty) == "sum 1003\n"
 
 
 def test_a_block_that_bash_alone_understands_is_given_to_bash(tmp_path: Path, empty: Path) -> None:

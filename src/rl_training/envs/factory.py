@@ -480,7 +480,7 @@ def _step(env: AnyEnv, action: Any) -> object:
     try:
         return env.step(action)
     except ValueError:
-        own: object = env.unwrapped.step(action)
+        own: Any = env.unwrapped.step(action)
         if isinstance(own, tuple) and len(own) == 5:
             raise
         return own
