@@ -18,7 +18,7 @@ METHODS = "algorithms"
 GUIDES = "guides"
 REFERENCE = "reference"
 
-START = ("index", "methods", "quickstart", "python", "from_sb3", "from_d3rlpy", "from_cleanrl")
+START = ("index", "quickstart", "python", "from_sb3", "from_d3rlpy", "from_cleanrl")
 HOW_TO = (
     "environments",
     "spaces",
@@ -53,7 +53,7 @@ FIRST_GUIDES = (
     "adding_a_method",
 )
 EVIDENCE = ("results", "benchmarks", "performance", "reliability", "sourcebook")
-REFERENCE_FIRST = ("configuration",)
+REFERENCE_FIRST = ("configuration", "methods")
 INSIDE = ("architecture", "contributing", "releasing", "security", "changelog")
 PLACED = {*START, *HOW_TO, *EVIDENCE, *REFERENCE_FIRST, *INSIDE}
 
