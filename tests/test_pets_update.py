@@ -238,7 +238,7 @@ def test_tasks_without_vectors_or_continuous_actions_are_refused() -> None:
     images = probe_env("Pendulum-v1", {}).model_copy(
         update={"obs_shape": (8, 8, 3), "obs_dtype": "uint8"}
     )
-    with pytest.raises(SpecMismatch, match="axes"):
+    with pytest.raises(SpecMismatch, match="1 axis"):
         spec.build(images, PETSConfig(), (0,))
 
 

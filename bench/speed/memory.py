@@ -47,17 +47,22 @@ def replay_bytes() -> int:
 
 
 def smallest_presets() -> dict[str, str]:
-    """Map every algorithm to its preset with the fewest steps."""
+    """Map every algorithm to its preset with the fewest steps, one with a gate if it has any."""
+    from bench.evidence.gates import GATES
     from rl_training.experiment.config import load_config
     from rl_training.experiment.registry import algorithm_names
     from rl_training.resources import preset_names
 
-    found = {}
+    gated, smallest = {gate.preset for gate in GATES}, {}
+
+    def size(name: str) -> tuple[bool, int, str]:
+        return name not in gated, load_config(name).total_timesteps, name
+
     for algo in algorithm_names():
         presets = [name for name in preset_names() if name.startswith(f"{algo}/")]
         if presets:
-            found[algo] = min(presets, key=lambda name: (load_config(name).total_timesteps, name))
-    return found
+            smallest[algo] = min(presets, key=size)
+    return smallest
 
 
 def run_briefly(preset: str, threads: int) -> None:

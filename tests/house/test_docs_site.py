@@ -78,7 +78,7 @@ def test_a_new_page_needs_no_entry(tmp_path: Path) -> None:
     assert guides.target[1] == Entry("The title of surprise", "surprise.md")
     assert methods.target == (
         Entry("INDEX", "algorithms/index.md"),
-        Entry("Offline", (Entry("NEW", "algorithms/new.md"),)),
+        Entry("From recorded data", (Entry("NEW", "algorithms/new.md"),)),
     )
 
 

@@ -467,7 +467,7 @@ def test_a_new_run_takes_the_statistics_of_a_saved_agent_over(tmp_path: Path) ->
     assert two["return_norm"]["count"] == one["return_norm"]["count"] + 64
     for unlike in ({"normalize_rewards": False}, {"normalize_observations": False}):
         other = again.replace(algo_kwargs=again.algo_kwargs | unlike, run_name="other")
-        with pytest.raises(SpecMismatch, match=f"{next(iter(unlike))} alike"):
+        with pytest.raises(SpecMismatch, match=f"{next(iter(unlike))} to the same value"):
             train(other)
 
 

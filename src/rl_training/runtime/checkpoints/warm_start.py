@@ -146,18 +146,18 @@ class Origin:
             raise SpecMismatch(
                 f"from_checkpoint {checkpoint.path}: its networks saw {words[there]}, but those of "
                 f"this run ({self.config.algo}) would see {words[learner.normalizes]}; set "
-                "normalize_observations to the same value, or continue with "
+                "algo_kwargs.normalize_observations to the same value, or continue with "
                 f"{checkpoint.header['config']['algo']}"
             )
 
     def _check_scale(self, checkpoint: Trained, learner: AnyLearner) -> None:
         there = "return_norm" in checkpoint.states["learner"]
         if there != learner.scales_rewards:
-            words = {True: "by the running return", False: "not at all"}
+            words = {True: "scaled by the running return", False: "as they are"}
             raise SpecMismatch(
-                f"from_checkpoint {checkpoint.path}: its rewards were scaled {words[there]}, those "
-                f"of this run would be scaled {words[learner.scales_rewards]}; set "
-                "algo_kwargs.normalize_rewards alike"
+                f"from_checkpoint {checkpoint.path}: its rewards were {words[there]}, but those "
+                f"of this run would be {words[learner.scales_rewards]}; set "
+                "algo_kwargs.normalize_rewards to the same value"
             )
 
     def _check_rewards(self, checkpoint: Trained, rewards: tuple[float, float]) -> None:
