@@ -224,7 +224,7 @@ def masked_parts(algo: str) -> list[str]:
     ]
 
 
-@pytest.mark.expensive(only=("dqn", "ppo"))
+@pytest.mark.expensive(only=("dqn",))
 @every_method
 def test_runs_evaluations_and_warm_ups_take_allowed_actions_alone(
     algo: str, tmp_path: Path

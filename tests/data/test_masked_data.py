@@ -121,7 +121,7 @@ def test_a_run_on_forbidden_actions_is_refused_in_one_sentence(
     sentence = run_cli(
         *("train", "--algo", algo, "--env", task, "--total-timesteps", 64, "--quiet"),
         *("--set", f"output_dir={tmp_path}", "--set", f"{key}_kind=npz"),
-        *("--set", f"{key}_path={file}"),
+        *("--set", f"{key}_path={file}", "--set", "threads=1"),
     ).sentence()
     assert f"row {rows[0]}: action" in sentence
     assert "remove these rows" in sentence

@@ -118,6 +118,7 @@ def test_the_batch_script_asks_to_be_requeued_only_when_it_was_interrupted(
 # Speed and compiled updates
 
 
+@pytest.mark.matrix
 def test_settings_that_need_a_device_say_so(tmp_path: Path) -> None:
     kept = ("accelerate=graph", "precision=tf32", "overlap=true")
     printed = run_guide(only(GUIDES / "gpu_speed.md", tmp_path, *kept), tmp_path)
@@ -133,6 +134,7 @@ def test_gpu_speed(tmp_path: Path) -> None:
     assert "loop-sac" in printed
 
 
+@pytest.mark.matrix
 def test_an_update_is_traced_as_the_page_says(tmp_path: Path) -> None:
     page = GUIDES / "compiled_updates.md"
     printed = run_guide(only(page, tmp_path), tmp_path)
@@ -181,6 +183,7 @@ def test_a_sweep_on_a_cluster_survives_the_loss_of_a_machine(tmp_path: Path) -> 
 # Methods of one's own
 
 
+@pytest.mark.matrix
 def test_the_maths_of_the_method_of_the_guide_is_tested(tmp_path: Path) -> None:
     page = only(GUIDES / "adding_a_method.md", tmp_path, "-m pytest")
     assert "3 passed" in run_guide(page, tmp_path)
