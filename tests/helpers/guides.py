@@ -164,7 +164,8 @@ class _Guide:
             settings[name] = value
         if "PYTHONPATH" in settings:
             inherited = os.environ.get("PYTHONPATH", "")
-            settings["PYTHONPATH"] = os.pathsep.join((settings["PYTHONPATH"], inherited))
+            given = (settings["PYTHONPATH"], inherited)
+            settings["PYTHONPATH"] = os.pathsep.join(filter(None, given))
         arguments = [self.command, *words[1:]] if words[0] == "rl-training" else words[1:]
         with mock.patch.dict(os.environ, settings):
             done = run_warm(*arguments, cwd=self.folder, timeout=TIMEOUT)

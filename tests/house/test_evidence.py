@@ -586,7 +586,17 @@ def test_time_that_is_over_stops_what_runs(tmp_path: Path) -> None:
 def test_gates_side_by_side_are_stopped_and_taken_up_again(tmp_path: Path) -> None:
     """By a signal to the parent alone, as `timeout` sends it."""
     out, runs = tmp_path / "out", tmp_path / "runs"
-    words = ["dqn", "ppo", "--jobs", "2", "--out", str(out), "--runs", str(runs), "--missing"]
+    words = [
+        "dqn/cartpole",
+        "ppo/cartpole",
+        "--jobs",
+        "2",
+        "--out",
+        str(out),
+        "--runs",
+        str(runs),
+        "--missing",
+    ]
     words += ["--seeds", "4,5", "--steps", "6000", "--episodes", "2"]
     command = [sys.executable, "-m", "bench.evidence", *words]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

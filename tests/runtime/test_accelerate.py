@@ -35,6 +35,7 @@ from rl_training.runtime.compile.cache import (
     Request,
     cache_folder,
     let_copy,
+    write_library,
 )
 from rl_training.runtime.compile.equivalence import compare
 from rl_training.runtime.compile.programs import (
@@ -472,3 +473,16 @@ def test_steps_through_time_follow_one_another() -> None:
     spec = get_algorithm_spec("dreamer")
     learner = spec.build(env, config.algo_config, (0,), torch.device("cpu"))
     assert learner.serial_steps == 7 + config.algo_config.imagination_horizon  # type: ignore[attr-defined]
+
+
+def test_a_library_is_not_asked_to_hold_the_operators_of_the_package(tmp_path: Path) -> None:
+    """It could be written and not be called: the run then compiles in its own process."""
+    graph = torch.fx.Graph()
+    values = graph.placeholder("values")
+    graph.output(graph.call_function(torch.ops.rl_training.norms.default, (values,)))
+    made = Trace(torch.fx.GraphModule({}, graph), inputs=(), arguments=(0,), output=None)
+    assert made.own_operators == ["rl_training.norms.default"]
+    source = Source("update-0", lambda: None, {})
+    with pytest.raises(CompileError, match=r"update-0 calls rl_training\.norms\.default, which a"):
+        write_library(made, source, tmp_path / "library")
+    assert not (tmp_path / "library").exists()

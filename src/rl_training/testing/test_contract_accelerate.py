@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from rl_training.algorithms.base import AnyLearner, OnPolicyLearner
 from rl_training.algorithms.dynamics.imagination import imagination_of
@@ -40,6 +42,7 @@ from rl_training.testing.contract import (
     build,
     has_settings,
     names_under_test,
+    nearest_allowed,
     parts_tasks,
     pixel_task,
     rate_name,
@@ -100,7 +103,20 @@ def fill(replay: ReplayBuffer, env: EnvSpec | None) -> None:
             rows.copy_((rows > 0).float())
         if name in ("age", "slot"):  # of frames: no stacks, and successors in the next rows
             rows.fill_(0.0 if name == "age" else -1.0)
+    if env is not None and env.observation is not None:
+        show_parts(replay.rows, env)
     replay.set_inserted(min(100, replay.capacity))
+
+
+def show_parts(rows: Mapping[str, Tensor], env: EnvSpec) -> None:
+    """Write observations that the task might give, with masks that allow something and actions."""
+    for key, name in enumerate(("obs", "next_obs")):
+        if name in rows:
+            shape = rows[name].shape
+            shown = env.example_observations(shape[:-1].numel(), key)
+            rows[name].copy_(torch.from_numpy(shown).view(shape))
+    if "next_obs" in rows:  # in sequences an action is beside the observation that it led to
+        rows["action"].copy_(nearest_allowed(env, rows["obs"], rows["action"]))
 
 
 def interpreted(source: Source, arguments: tuple[Any, ...]) -> Program:

@@ -231,9 +231,17 @@ class CompileJob:
 
 
 def write_library(made: Trace, source: Source, folder: Path) -> None:
-    """Compile a trace into a shared library with a description beside it."""
+    """Compile a trace into a shared library with a description beside it.
+
+    Raises:
+        CompileError: When it calls operators of the package, which no library can hold.
+    """
     import torch._inductor as inductor
 
+    if made.own_operators:
+        raise CompileError(
+            f"{source.name} calls {', '.join(made.own_operators)}, which a library cannot hold"
+        )
     folder.mkdir(parents=True)
     owned = owned_tensors(source.owners)
     examples = tuple(

@@ -65,6 +65,13 @@ class Trace:
         """How many operations it has."""
         return sum(node.op == "call_function" for node in self.graph.graph.nodes)
 
+    @property
+    def own_operators(self) -> list[str]:
+        """Names of the package's own operators that it calls, such as the loop over time."""
+        targets = {node.target for node in self.graph.graph.nodes if node.op == "call_function"}
+        names = {str(target) for target in targets}
+        return sorted(name for name in names if name.startswith("rl_training."))
+
 
 def owned_tensors(owners: Owners) -> dict[str, Tensor]:
     """Return every tensor the owners hold, by path; one held twice has the first path."""
