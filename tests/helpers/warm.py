@@ -26,6 +26,8 @@ from helpers.tiny import Outcome, clean_environment
 ROOT = Path(__file__).resolve().parents[2]
 CLOSED = "closed"
 CAPTURED = "captured"
+INHERITED = os.environ.get("PYTHONPATH")
+"""What the tests themselves were started with."""
 _servers: dict[int, subprocess.Popen[str]] = {}
 
 
@@ -69,7 +71,9 @@ def _server() -> subprocess.Popen[str]:
     """Return the warm process of this test process, started when it is first needed."""
     if os.getpid() not in _servers:
         environment = clean_environment() | {"OMP_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] += os.pathsep + str(ROOT / "tests")
+        # Not the path of the command that comes first: it would be that of all the others, too.
+        own = (str(ROOT / "src"), str(ROOT / "tests"), INHERITED)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, own))
         server = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
