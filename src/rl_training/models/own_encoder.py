@@ -22,6 +22,7 @@ from rl_training.models.layers import StackedMLP
 from rl_training.models.rows import split
 from rl_training.observations import ObservationSpec
 from rl_training.rng import Rng
+from rl_training.state import transient
 
 Shape: TypeAlias = tuple[int, ...] | dict[str, tuple[int, ...]]
 """Shape of an observation; by name where it has several parts."""
@@ -121,18 +122,18 @@ class LentEncoder(nn.Module):
 
     def __init__(self, encoder: Any) -> None:
         super().__init__()
-        self._lender = (encoder,)  # in a tuple: no part of this module
+        self._lender = transient(encoder)  # a part of the lender, saved there
         self.obs_dim, self.embedding_dim = encoder.obs_dim, encoder.embedding_dim
 
     def forward(self, obs: Tensor) -> Tensor:
         """Embed observations `[S, B, ...]`, giving `[S, B, E]`, without a gradient."""
         with torch.no_grad():
-            features: Tensor = self._lender[0](obs)
+            features: Tensor = self._lender.value(obs)
         return features
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LentEncoder:
         """Read the copy of the encoder where there is one."""
-        return LentEncoder(memo.get(id(self._lender[0]), self._lender[0]))
+        return LentEncoder(memo.get(id(self._lender.value), self._lender.value))
 
 
 class EncodedFeatures(nn.Module):
