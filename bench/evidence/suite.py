@@ -91,6 +91,11 @@ SUITE: tuple[Cell, ...] = (
     *_cells("mujoco", "ppo", MUJOCO, MILLION, FIVE),
     *_cells("atari", "ppo", ("pong_atari", "breakout_atari"), 10 * MILLION, THREE),
     *_cells("mujoco", "td3", MUJOCO, MILLION, FIVE),
+    *_cells("mujoco-300k", "crossq", MUJOCO, 300_000, FIVE),
+    *_cells("mujoco-300k", "redq", MUJOCO[:3], 300_000, FIVE),
+    *_cells("mujoco-300k", "droq", MUJOCO[:3], 300_000, FIVE),
+    *_cells("mujoco", "simba_v2", ("hopper", "walker2d", "ant"), MILLION, FIVE),
+    *_cells("mujoco", "tqc", ("humanoid",), MILLION, FIVE),
     *(
         cell
         for method in VALUE_BASED

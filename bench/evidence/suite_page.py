@@ -36,8 +36,10 @@ from rl_training.reporting.page import duration
 PAGE = "benchmarks.md"
 PUBLISHED = "published.csv"
 """Figures of others, in the folder above the records."""
-REFERENCE = {"mujoco": "sac", "atari": "human", "pixels": "human"}
+REFERENCE = {"mujoco": "sac", "mujoco-300k": "sac", "atari": "human", "pixels": "human"}
 """Whose return counts as 1."""
+PUBLISHED_AS = {"redq": "redq_utd20", "droq": "droq_utd20", "simba_v2": "simbav2_utd2"}
+"""Our methods under the names that published figures have for our settings of them."""
 SIZE = Size(width=640, height=240)
 DASHED = 12
 """Grey dashes, see `Line.number`."""
@@ -106,6 +108,11 @@ def read_published(path: Path) -> list[Figure]:
     ]
 
 
+def _published(cell: Cell) -> str:
+    """Name that published figures have for a cell's method."""
+    return PUBLISHED_AS.get(cell.method, cell.method)
+
+
 def _is_of(figure: Figure, cell: Cell) -> bool:
     """Tell whether a figure is of a cell's task, whatever its version."""
     return short_task(figure.task).replace("_", "") == cell.short.replace("_", "")
@@ -160,7 +167,7 @@ def _row(one: Measured, published: Sequence[Figure]) -> list[str]:
     beside = [
         _figure_text(figure)
         for figure in published
-        if (figure.method, figure.step, figure.metric) == (cell.method, cell.steps, "return")
+        if (figure.method, figure.step, figure.metric) == (_published(cell), cell.steps, "return")
         and _is_of(figure, cell)
     ]
     cells = [cell.method, cell.short, f"{cell.seeds[0]} to {cell.seeds[-1]}", f"{cell.steps:,}"]
@@ -220,7 +227,7 @@ def _over_tasks(
     scores = _scores(known, published, suite)
     if not scores:
         return []
-    who = "human" if suite != "mujoco" else "published SAC (Gymnasium's v4)"
+    who = "published SAC (Gymnasium's v4)" if REFERENCE[suite] == "sac" else "human"
     lines = [
         "",
         f"Over tasks, 0 a random policy's return and 1 that of {who}; interquartile means, "
@@ -316,7 +323,7 @@ def plot(one: Measured, published: Sequence[Figure]) -> str:
             faint=tuple(tuple(sorted(log.items())) for log in logs.values()),
         )
     ]
-    others = [f for f in published if f.method == one.cell.method and _is_of(f, one.cell)]
+    others = [f for f in published if f.method == _published(one.cell) and _is_of(f, one.cell)]
     curve = {f.step: f.mean for f in reversed(others) if f.step and f.metric == "return"}
     if len(curve) > 1:
         lines.append(Line(label="published", number=DASHED, points=tuple(sorted(curve.items()))))
