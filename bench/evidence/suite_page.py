@@ -43,6 +43,8 @@ PUBLISHED_AS = {"redq": "redq_utd20", "droq": "droq_utd20", "simba_v2": "simbav2
 SIZE = Size(width=640, height=240)
 DASHED = 12
 """Grey dashes, see `Line.number`."""
+MILESTONES = (100_000, 300_000, 1_000_000)
+"""Steps at which evaluations are set beside published figures."""
 THRESHOLDS = np.linspace(0.0, 1.5, 61)
 _PART = re.compile(r"(<!-- generated: suite -->\n).*?(<!-- end generated -->)", re.DOTALL)
 
@@ -149,6 +151,7 @@ def section(folder: Path, records: Path, cells: Sequence[Cell] = SUITE) -> str:
         own = [one for one in known if one.cell.suite == suite]
         if own:
             lines += ["", f"### Suite `{suite}`", "", *_table(own, published)]
+            lines += _on_the_way(own, published)
             lines += _over_tasks(folder, own, published, suite)
             lines += _beside(own, published)
             lines += _plots(folder, own)
@@ -196,6 +199,35 @@ def _how_far(one: Measured) -> str:
         last = f", {_mean_text(values)} at {common[-1]:,} (evaluations of {len(values)} seeds)"
     least = min(each.steps for each in reached)
     return f"{done} of {len(reached)} seeds whole, the others at {least:,}{last}"
+
+
+def _on_the_way(known: Sequence[Measured], published: Sequence[Figure]) -> list[str]:
+    """Return evaluations during training beside published figures of the same method and step."""
+    lines = []
+    for one in known:
+        logs = list(one.by_seed(RETURN).values())
+        for figure in published:
+            same = figure.method == _published(one.cell) and _is_of(figure, one.cell)
+            if not same or figure.metric != "return" or figure.step not in MILESTONES:
+                continue
+            values = [log[figure.step] for log in logs if figure.step in log]
+            if not values or len(values) < len(logs):
+                continue
+            enough = figure.mean - (figure.std or 0.0) <= float(np.mean(values))
+            row = (one.cell.method, one.cell.short, f"{figure.step:,}", _mean_text(values))
+            verdict = "yes" if enough else "**no**"
+            lines.append(f"| {' | '.join((*row, _figure_text(figure), verdict))} |")
+    if not lines:
+        return []
+    return [
+        "",
+        "On the way: mean ± deviation over seeds of single evaluations during training; *reached*: "
+        "no more than one published deviation below.",
+        "",
+        "| method | task | step | ours | published | reached |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *lines,
+    ]
 
 
 def _scores(

@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import bench.evidence.suite as suite
+import bench.evidence.suite_page as suite_page
 import pytest
 from bench.evidence.__main__ import main
 from bench.evidence.jobs import STOPPED
@@ -204,6 +205,24 @@ def test_a_whole_cell_has_its_figures_beside_the_published_ones(records: Path) -
     # Scores between random's 0 and the published 200: sac 0.5 and 1, td3 1.5 and 0.5.
     assert "| sac | 1 | 0.75 [0.50, 1.00] | td3 with 0.38 [0.00, " in text
     assert "| td3 | 1 | 1.00 [0.50, 1.50] | sac with 0.62 " in text
+
+
+def test_evaluations_on_the_way_are_beside_published_ones_of_the_same_step(
+    records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite_page, "MILESTONES", (50, 100))
+    Record(records, CELL).add(whole(159.0, 197.0), FACTS)  # half of it at 50
+    text = section(Path("studies"), records, (CELL,))
+    # One deviation below the published figure is 80 at step 50, and 180 at step 100.
+    assert "| sac | hopper | 50 | 89 ± 9.5 | 100.0 ± 20 (paper) | yes |" in text
+    assert "| sac | hopper | 100 | 178.0 ± 19 | 200.0 ± 20 (paper) | **no** |" in text
+    rows = [r for r in whole(159.0, 197.0) if (r["seed"], r["step"]) != ("8", "50")]
+    record = Record(records, CELL)
+    record.rows = rows
+    write_rows(record.path, COLUMNS, rows)
+    text = section(Path("studies"), records, (CELL,))
+    assert "| sac | hopper | 50 |" not in text, "a seed has no evaluation at that step"
+    assert "| sac | hopper | 100 |" in text
 
 
 def test_rendering_writes_page_and_plots_and_leaves_the_rest(records: Path) -> None:
