@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.config as inductor
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from helpers.tiny import run_cli, tiny_config, write_tiny
@@ -34,6 +34,7 @@ from rl_training.runtime.compile.cache import (
     Program,
     Request,
     cache_folder,
+    cuda_options,
     let_copy,
     write_library,
 )
@@ -486,3 +487,26 @@ def test_a_library_is_not_asked_to_hold_the_operators_of_the_package(tmp_path: P
     with pytest.raises(CompileError, match=r"update-0 calls rl_training\.norms\.default, which a"):
         write_library(made, source, tmp_path / "library")
     assert not (tmp_path / "library").exists()
+
+
+def _graph_of(function: Callable[[Tensor], Tensor]) -> torch.fx.GraphModule:
+    return make_fx(function)(torch.ones(1, 4, 3))
+
+
+@pytest.mark.parametrize(
+    ("function", "combined"),
+    [
+        (lambda x: (x * x).sum(-1).sqrt(), True),
+        (torch.linalg.vector_norm, True),  # of all gradients, for clipping
+        (lambda x: x / torch.linalg.vector_norm(x, dim=-1, keepdim=True), False),
+        (lambda x: nn.functional.layer_norm(x, (3,)), False),
+        (lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt(), False),
+    ],
+)
+def test_kernels_are_combined_where_no_row_is_normalised(
+    function: Callable[[Tensor], Tensor], combined: bool
+) -> None:
+    """Combined with whole rows, a kernel keeps the assembler busy for minutes."""
+    graph = _graph_of(function)
+    assert cuda_options(1, graph).get("combo_kernels", False) is combined
+    assert "combo_kernels" not in cuda_options(2, graph)

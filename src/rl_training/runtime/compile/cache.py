@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from rl_training.experiment.registry import plugin_sources
 from rl_training.models.fused_mlp import Precision
@@ -289,17 +289,38 @@ CUDA_OPTIONS: dict[str, Any] = {
     "realize_opcount_threshold": 10,
     "realize_reads_threshold": 2,
 }
-ONE_SEED: dict[str, Any] = {
+COMBINED: dict[str, Any] = {
     # Kernels that do not wait for each other become one. For small tensors most of a kernel's time
-    # is its launch; those of many seeds are slower together, cut into blocks of one size.
+    # is its launch.
     "combo_kernels": True,
     "combo_kernels_autotune": 0,
 }
+NORMS = ("aten.native_layer_norm", "aten.native_group_norm", "aten.rsqrt")
+"""Operations of layers that divide rows by a sum over them; that of unit vectors is another."""
 
 
-def cuda_options(num_seeds: int) -> dict[str, Any]:
-    """Return how the compiler makes kernels for tensors of so many seeds."""
-    return CUDA_OPTIONS | ONE_SEED if num_seeds == 1 else CUDA_OPTIONS
+def cuda_options(num_seeds: int, graph: GraphModule) -> dict[str, Any]:
+    """Return how the compiler makes kernels of a graph.
+
+    Kernels are combined for one seed alone, those of many are slower together, cut into blocks of
+    one size; and only where nothing is normalised.  A combined kernel that holds whole rows is
+    20 MB of assembly, over which the assembler sits for minutes.
+
+    Args:
+        num_seeds: Of how many seeds its tensors are.
+        graph: What is compiled.
+    """
+    plain = num_seeds > 1 or any(_normalises(node) for node in graph.graph.nodes)
+    return CUDA_OPTIONS if plain else CUDA_OPTIONS | COMBINED
+
+
+def _normalises(node: Node) -> bool:
+    if node.op != "call_function":
+        return False
+    if node.target == torch.ops.aten.linalg_vector_norm.default:
+        axes = node.args[2] if len(node.args) > 2 else None
+        return bool(axes)  # that of all gradients, for clipping, has none
+    return str(node.target).startswith(NORMS)
 
 
 class StepCompiler:
@@ -314,7 +335,7 @@ class StepCompiler:
 
         keep_generated_code()
         state = examples[0]  # [S, B, ...]
-        options = cuda_options(state.shape[0]) if state.is_cuda else None
+        options = cuda_options(state.shape[0], graph) if state.is_cuda else None
         compiled: Callable[..., Any] = inductor.compile(graph, list(examples), options=options)
         return compiled
 
@@ -342,7 +363,7 @@ def compile_here(made: Trace, source: Source, num_seeds: int) -> Program:
         let_copy(made.graph)
     try:
         with torch.no_grad():
-            options = cuda_options(num_seeds) if on_cuda else None
+            options = cuda_options(num_seeds, made.graph) if on_cuda else None
             compiled = inductor.compile(made.graph, examples, options=options)
     except Exception as error:  # whatever the compiler raises, the run can continue
         raise CompileError(f"{source.name}: {type(error).__name__}: {error}") from error
