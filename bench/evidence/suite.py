@@ -1,6 +1,7 @@
 """`python -m bench.evidence --suite mujoco`: the proof at benchmark scale.
 
-A cell is a method on a task; all its seeds train in one process, cells train side by side
+A cell is a method on a task, or on a data set that `rl-training data make` has put into `--data`;
+all its seeds train in one process, cells train side by side
 (`--jobs`).  When `--minutes` are over every process saves and ends, this one with 75, and the same
 command with the same `--runs` goes on bit-exactly where it stood; cells whose record is whole are
 left out.  Of every finished cell the last checkpoint of each seed plays 100 episodes from common
@@ -19,10 +20,11 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.evidence.cells import FIGURES, LAST, RETURN, SUITE, SUITES, Cell
 from bench.evidence.gates import CIRCUMSTANCES, EPISODES, seeds_text
 from bench.evidence.jobs import STOPPED, Ended, run_all
 from bench.evidence.rows import Row, read, write_rows
@@ -39,84 +41,11 @@ from rl_training.validation import suggest
 
 RECORDS = ROOT / "docs" / "studies" / "suite"
 COLUMNS = ("method", "task", "seed", "step", "metric", "value")
-RETURN = "eval_return_mean"
-"""Metric: mean return of an evaluation during training."""
-LAST = "last_checkpoint_return_mean"
-"""Metric: mean return of the last checkpoint, 100 episodes from common start states."""
 SECONDS = "seconds"
 """Metric: wall time until this step of the process that trains all seeds of the cell."""
 PACE = "env_steps_per_second"
 """Metric: environment steps of all seeds of the cell in a second, everything included."""
 ONLY_NEWEST = (SECONDS, PACE)
-MUJOCO = ("halfcheetah", "hopper", "walker2d", "ant", "humanoid")
-FIVE, THREE = tuple(range(2000, 2005)), tuple(range(2000, 2003))
-"""Seeds that chose no setting."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """A method on a task."""
-
-    suite: str
-    preset: str
-    steps: int
-    seeds: tuple[int, ...]
-
-    @property
-    def method(self) -> str:
-        """Name of the method."""
-        return self.preset.partition("/")[0]
-
-    @property
-    def short(self) -> str:
-        """Short name of the task: `halfcheetah`, `pong`."""
-        return self.preset.partition("/")[2].removesuffix("_atari")
-
-    @property
-    def slug(self) -> str:
-        """Name of the record's files."""
-        return f"{self.method}-{self.short}"
-
-
-def _cells(suite: str, method: str, tasks: Sequence[str], steps: int, seeds: Any) -> list[Cell]:
-    return [
-        Cell(suite=suite, preset=f"{method}/{task}", steps=steps, seeds=seeds) for task in tasks
-    ]
-
-
-VALUE_BASED = ("dqn", "qr_dqn", "iqn", "fqf")
-MILLION = 1_000_000
-SUITE: tuple[Cell, ...] = (
-    *_cells("mujoco", "sac", MUJOCO, MILLION, FIVE),
-    *_cells("mujoco", "ppo", MUJOCO, MILLION, FIVE),
-    *_cells("atari", "ppo", ("pong_atari", "breakout_atari"), 10 * MILLION, THREE),
-    *_cells("mujoco", "td3", MUJOCO, MILLION, FIVE),
-    *_cells("mujoco-300k", "crossq", MUJOCO, 300_000, FIVE),
-    *_cells("mujoco-300k", "redq", MUJOCO[:3], 300_000, FIVE),
-    *_cells("mujoco-300k", "droq", MUJOCO[:3], 300_000, FIVE),
-    *_cells("mujoco", "simba_v2", ("hopper", "walker2d", "ant"), MILLION, FIVE),
-    *_cells("mujoco", "tqc", ("humanoid",), MILLION, FIVE),
-    *(
-        cell
-        for method in VALUE_BASED
-        for cell in _cells("atari", method, ("pong_atari",), 2 * MILLION, THREE)
-    ),
-    *_cells("pixels", "dreamer", ("pong_atari", "boxing_atari", "breakout_atari"), 100_000, THREE),
-    *(
-        cell
-        for method in VALUE_BASED
-        for cell in _cells("atari", method, ("breakout_atari",), 10 * MILLION, THREE)
-    ),
-    *_cells(
-        "atari",
-        "ppo",
-        ("qbert_atari", "seaquest_atari", "space_invaders_atari"),
-        10 * MILLION,
-        THREE,
-    ),
-)
-"""All cells in the order in which they get time on an accelerator."""
-SUITES = tuple(dict.fromkeys(cell.suite for cell in SUITE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +120,14 @@ def _length(rows: Sequence[Row]) -> tuple[bool, int]:
     return done, max((int(row["step"]) for row in rows), default=-1)
 
 
-def rows_of(job: Job) -> list[Row]:
-    """Return what the logs of a job say, and what its last checkpoints got."""
+def rows_of(job: Job, figure: str = "return") -> list[Row]:
+    """Return what the logs of a job say, and what its last checkpoints got.
+
+    Args:
+        job: The run.
+        figure: What the task is judged by, one of `FIGURES`, beside the return.
+    """
+    evaluated, last = FIGURES[figure]
     rows: dict[tuple[int, str, int], Row] = {}
 
     def add(seed: int, step: int, metric: str, value: float) -> None:
@@ -207,8 +142,8 @@ def rows_of(job: Job) -> list[Row]:
         }
 
     for point in job.points():
-        if point.metric == RETURN:
-            add(point.member.seed, point.step, RETURN, point.value)
+        if point.metric in (RETURN, evaluated):
+            add(point.member.seed, point.step, point.metric, point.value)
         elif point.metric == SECONDS and point.value > 0:
             pace = len(job.members) * point.step / point.value
             add(point.member.seed, point.step, SECONDS, point.value)
@@ -218,6 +153,8 @@ def rows_of(job: Job) -> list[Row]:
         facts = json.loads(final.read_text(encoding="utf-8"))
         for seed, returns in facts["returns"].items():
             add(int(seed), facts["step"], LAST, math.fsum(returns) / len(returns))
+            if figure != "return":
+                add(int(seed), facts["step"], last, facts["metrics"][seed][evaluated])
     return sorted(
         rows.values(), key=lambda row: (int(row["seed"]), row["metric"], int(row["step"]))
     )
@@ -241,6 +178,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--tell", type=float, default=30, help="seconds between two reports (30)")
     add("--runs", type=Path, default=Path("runs/suite"), help="folder of the runs (runs/suite)")
     add("--out", type=Path, default=RECORDS, help="folder of the records (docs/studies/suite)")
+    add(
+        "--data",
+        type=Path,
+        default=Path("datasets"),
+        help="folder of what data make made (datasets)",
+    )
     add("--policies", type=Path, help="folder for the first seed's policy of each finished cell")
     add("--steps", type=int, help="a try: another budget than a cell's own")
     add("--episodes", type=int, default=EPISODES, help=f"a try: others than {EPISODES}")
@@ -308,12 +251,7 @@ def chosen(options: argparse.Namespace) -> list[Cell]:
         cells = [cell for cell in cells if name_of(cell) in names]
     seeds = None if options.seeds is None else tuple(parse_seeds(options.seeds))
     return [
-        Cell(
-            suite=cell.suite,
-            preset=cell.preset,
-            steps=options.steps or cell.steps,
-            seeds=seeds or cell.seeds,
-        )
+        replace(cell, steps=options.steps or cell.steps, seeds=seeds or cell.seeds)
         for cell in cells
     ]
 
@@ -344,7 +282,9 @@ def job_of(cell: Cell, seeds: Sequence[int], options: argparse.Namespace) -> Job
         "tensorboard": False,
         "checkpoint_interval": 0,
     }
-    return Job(name, load_config(cell.preset, options.settings, changes), options.runs)
+    settings = [*cell.all_settings(options.data.resolve()), *options.settings]
+    config = load_config(cell.preset, settings, changes)
+    return Job(name, config, options.runs, metrics=sorted({RETURN, cell.evaluated}))
 
 
 def facts_of(cell: Cell, job: Job, options: argparse.Namespace) -> dict[str, Any]:
@@ -370,6 +310,13 @@ def _planned(cells: Sequence[Cell], options: argparse.Namespace) -> dict[str, tu
         if cell.preset not in preset_names():
             print(f"{cell.slug}: there is no preset {cell.preset} yet", flush=True)
             continue
+        if cell.data and not (options.data / cell.data).is_dir():
+            print(
+                f"{cell.slug}: {options.data} has no {cell.data}; make it with "
+                f"`rl-training data make {cell.data}`, or name another folder with --data",
+                flush=True,
+            )
+            continue
         record = Record(options.out, cell)
         seeds = [seed for seed in cell.seeds if not record.reached(seed, cell.steps).done]
         if seeds:
@@ -392,7 +339,7 @@ class _Recorder:
         if one.code is not None:
             cell, job = self.jobs[one.work.name]
             facts = facts_of(cell, job, self.options)
-            Record(self.options.out, cell).add(rows_of(job), facts)
+            Record(self.options.out, cell).add(rows_of(job, cell.figure), facts)
         print(f"{one.work.name}: {one.outcome}", flush=True)
 
     def ended(self, one: Ended) -> None:

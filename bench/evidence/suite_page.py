@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.evidence.cells import SUITE, SUITES, Cell
 from bench.evidence.rows import read
-from bench.evidence.suite import LAST, PACE, RETURN, SECONDS, SUITE, SUITES, Cell, Record
+from bench.evidence.suite import PACE, SECONDS, Record
 from bench.speed.table import format_number
 from rl_training.errors import DataError
 from rl_training.experiment.statistics import (
@@ -37,7 +38,15 @@ PAGE = "benchmarks.md"
 PUBLISHED = "published.csv"
 """Figures of others, in the folder above the records."""
 REFERENCE = {"mujoco": "sac", "mujoco-300k": "sac", "atari": "human", "pixels": "human"}
-"""Whose return counts as 1."""
+"""Whose return counts as 1, where the figure of a suite is the return."""
+WHOLE = {"score": 100.0, "success": 1.0}
+"""What counts as 1 where it is another."""
+AS_ONE = {
+    "sac": "published SAC (Gymnasium's v4)",
+    "human": "human",
+    "score": "the run of SAC that the data is from",
+    "success": "a policy that always succeeds",
+}
 PUBLISHED_AS = {"redq": "redq_utd20", "droq": "droq_utd20", "simba_v2": "simbav2_utd2"}
 """Our methods under the names that published figures have for our settings of them."""
 SIZE = Size(width=640, height=240)
@@ -77,6 +86,11 @@ class Measured:
         return found
 
     @property
+    def curves(self) -> dict[int, dict[int, float]]:
+        """Evaluations during training of each seed, by step."""
+        return self.by_seed(self.cell.evaluated)
+
+    @property
     def whole(self) -> bool:
         """Whether every seed did all steps and was evaluated at the end."""
         reached = (self.record.reached(seed, self.cell.steps) for seed in self.cell.seeds)
@@ -85,7 +99,7 @@ class Measured:
     @property
     def finals(self) -> list[float]:
         """Mean return of each seed's last checkpoint."""
-        logs = self.by_seed(LAST)
+        logs = self.by_seed(self.cell.last)
         return [logs[seed][max(logs[seed])] for seed in sorted(logs)]
 
     def newest(self, metric: str) -> float | None:
@@ -170,7 +184,8 @@ def _row(one: Measured, published: Sequence[Figure]) -> list[str]:
     beside = [
         _figure_text(figure)
         for figure in published
-        if (figure.method, figure.step, figure.metric) == (_published(cell), cell.steps, "return")
+        if (figure.method, figure.step, figure.metric)
+        == (_published(cell), cell.steps, cell.figure)
         and _is_of(figure, cell)
     ]
     cells = [cell.method, cell.short, f"{cell.seeds[0]} to {cell.seeds[-1]}", f"{cell.steps:,}"]
@@ -191,7 +206,7 @@ def _how_far(one: Measured) -> str:
     if not any(each.steps for each in reached):
         return "not run"
     done = sum(each.done for each in reached)
-    logs = [log for log in one.by_seed(RETURN).values() if log]
+    logs = [log for log in one.curves.values() if log]
     common = sorted(set.intersection(*map(set, logs))) if logs else []
     last = ""
     if common:
@@ -205,10 +220,10 @@ def _on_the_way(known: Sequence[Measured], published: Sequence[Figure]) -> list[
     """Return evaluations during training beside published figures of the same method and step."""
     lines = []
     for one in known:
-        logs = list(one.by_seed(RETURN).values())
+        logs = list(one.curves.values())
         for figure in published:
             same = figure.method == _published(one.cell) and _is_of(figure, one.cell)
-            if not same or figure.metric != "return" or figure.step not in MILESTONES:
+            if not same or figure.metric != one.cell.figure or figure.step not in MILESTONES:
                 continue
             values = [log[figure.step] for log in logs if figure.step in log]
             if not values or len(values) < len(logs):
@@ -230,16 +245,17 @@ def _on_the_way(known: Sequence[Measured], published: Sequence[Figure]) -> list[
     ]
 
 
-def _scores(
-    known: Sequence[Measured], published: Sequence[Figure], suite: str
-) -> dict[str, dict[str, Floats]]:
+def _scores(known: Sequence[Measured], published: Sequence[Figure]) -> dict[str, dict[str, Floats]]:
     """Return normalised finals by method and task, of the cells that are whole."""
     scores: dict[str, dict[str, Floats]] = {}
     for one in known:
         if not one.whole:
             continue
-        low = _reference("random", one.cell, published)
-        high = _reference(REFERENCE[suite], one.cell, published)
+        low: float | None = 0.0
+        high = WHOLE.get(one.cell.figure)
+        if high is None:
+            low = _reference("random", one.cell, published)
+            high = _reference(REFERENCE[one.cell.suite], one.cell, published)
         if low is not None and high is not None:
             task = scores.setdefault(one.cell.method, {})
             task[one.cell.short] = normalised(one.finals, random=low, reference=high)
@@ -256,13 +272,14 @@ def _reference(method: str, cell: Cell, published: Sequence[Figure]) -> float | 
 def _over_tasks(
     folder: Path, known: Sequence[Measured], published: Sequence[Figure], suite: str
 ) -> list[str]:
-    scores = _scores(known, published, suite)
+    scores = _scores(known, published)
     if not scores:
         return []
-    who = "published SAC (Gymnasium's v4)" if REFERENCE[suite] == "sac" else "human"
+    who = AS_ONE[REFERENCE.get(suite, known[0].cell.figure)]
+    least = "no success" if known[0].cell.figure == "success" else "a random policy's return"
     lines = [
         "",
-        f"Over tasks, 0 a random policy's return and 1 that of {who}; interquartile means, "
+        f"Over tasks, 0 is {least} and 1 that of {who}; interquartile means, "
         f"{LEVEL:.0%} intervals by the stratified bootstrap:",
         "",
         f"| method | tasks | IQM [{LEVEL:.0%}] | beats, on the tasks of both |",
@@ -304,7 +321,7 @@ def _beside(known: Sequence[Measured], published: Sequence[Figure]) -> list[str]
     for figure in published:
         for task in tasks:
             cell = cells[task]
-            if figure.metric == "return" and _is_of(figure, cell):
+            if figure.metric == cell.figure and _is_of(figure, cell):
                 if figure.step not in (None, cell.steps):
                     continue
                 spread = "" if figure.std is None else f" ± {format_number(figure.std)}"
@@ -321,7 +338,7 @@ def _beside(known: Sequence[Measured], published: Sequence[Figure]) -> list[str]
 def _plots(folder: Path, known: Sequence[Measured]) -> list[str]:
     lines = []
     for one in known:
-        if one.by_seed(RETURN):
+        if one.curves:
             facts = one.record.facts
             machine = facts.get("machine", {})
             told = ", ".join(
@@ -338,13 +355,13 @@ def _plots(folder: Path, known: Sequence[Measured]) -> list[str]:
 
 
 def _title(one: Measured) -> str:
-    seeds = len(one.by_seed(RETURN))
-    return f"{one.cell.method} on {one.cell.short}: return over steps, {seeds} seeds"
+    seeds = len(one.curves)
+    return f"{one.cell.method} on {one.cell.short}: {one.cell.figure} over steps, {seeds} seeds"
 
 
 def plot(one: Measured, published: Sequence[Figure]) -> str:
     """Return the learning curve of a cell as an SVG file; published means are dashed."""
-    logs = one.by_seed(RETURN)
+    logs = one.curves
     points = [p for p in curve_of(list(logs.values())) if p.iqm is not None]
     lines = [
         Line(
@@ -356,7 +373,7 @@ def plot(one: Measured, published: Sequence[Figure]) -> str:
         )
     ]
     others = [f for f in published if f.method == _published(one.cell) and _is_of(f, one.cell)]
-    curve = {f.step: f.mean for f in reversed(others) if f.step and f.metric == "return"}
+    curve = {f.step: f.mean for f in reversed(others) if f.step and f.metric == one.cell.figure}
     if len(curve) > 1:
         lines.append(Line(label="published", number=DASHED, points=tuple(sorted(curve.items()))))
     return chart_file([line for line in lines if line.points], SIZE, _title(one))
@@ -395,11 +412,11 @@ def render(records: Path, cells: Sequence[Cell] = SUITE) -> Path | None:
     known = [Measured(cell=cell, record=Record(records, cell)) for cell in cells]
     try:
         for one in known:
-            if one.by_seed(RETURN):
+            if one.curves:
                 path = records / f"{one.cell.slug}.svg"
                 path.write_text(plot(one, published), encoding="utf-8")
         for suite in SUITES:
-            scores = _scores([one for one in known if one.cell.suite == suite], published, suite)
+            scores = _scores([one for one in known if one.cell.suite == suite], published)
             if scores:
                 path = records / f"{suite}.svg"
                 path.write_text(profile_plot(scores, suite), encoding="utf-8")

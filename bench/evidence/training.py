@@ -32,7 +32,7 @@ from rl_training.experiment.logging import number_in, read_metrics
 from rl_training.experiment.runs import SAVED_FILE, member_folders
 from rl_training.output_files import written_beside
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.results import TrainingInterrupted, TrainResult
+from rl_training.runtime.results import EvalResult, TrainingInterrupted, TrainResult
 from rl_training.runtime.train import train
 from rl_training.runtime.workflows import evaluate_checkpoint, evaluate_group, resume_training
 from rl_training.sweeps.worker import follow
@@ -59,7 +59,12 @@ class Job:
     """The run of a study or of the suite in a process of its own."""
 
     def __init__(
-        self, name: str, config: TrainConfig, folder: Path, settings: Sequence[str] = ()
+        self,
+        name: str,
+        config: TrainConfig,
+        folder: Path,
+        settings: Sequence[str] = (),
+        metrics: Sequence[str] = ("eval_return_mean",),
     ) -> None:
         """Take hold of a run.
 
@@ -68,8 +73,10 @@ class Job:
             config: What is trained.
             folder: Where runs are, with their settings and what they print.
             settings: What of the settings is not the study's own.
+            metrics: What is told of evaluations.
         """
         self.name, self.config, self.folder, self.settings = name, config, folder, settings
+        self.metrics = metrics
         self.run = folder / name
 
     def work(self, *options: str) -> Work:
@@ -97,7 +104,7 @@ class Job:
             step = int(line["step"])
             if line["kind"] == "eval":
                 episodes = number_in(line, "eval_episodes")
-                yield from _numbers(member, line, ("eval_return_mean",), int(episodes or 0))
+                yield from _numbers(member, line, self.metrics, int(episodes or 0))
             elif line["kind"] == "train":
                 seconds = number_in(line, "time/elapsed_seconds") or 0.0
                 # The clock of a run begins again when it is taken up.
@@ -162,13 +169,13 @@ def train_or_resume(
     return train(config, callbacks=callbacks)
 
 
-def last_returns(run: Path, config: TrainConfig, episodes: int) -> dict[int, tuple[float, ...]]:
+def last_evaluations(run: Path, config: TrainConfig, episodes: int) -> dict[int, EvalResult]:
     """Return what the last checkpoint of every seed gets from common start states."""
     if not config.is_group:
         result = evaluate_checkpoint(run, episodes, seed=EPISODE_SEED, device=config.device)
-        return {config.members[0].seed: result.returns}
+        return {config.members[0].seed: result}
     found = evaluate_group(run, episodes, seed=EPISODE_SEED, device=config.device)
-    return {member.seed: found[member.folder].returns for member in config.members}
+    return {member.seed: found[member.folder] for member in config.members}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -195,9 +202,12 @@ def _do(options: argparse.Namespace) -> None:
     run = Path(config.output_dir) / str(config.run_name)
     result = train_or_resume(config, run, [display_for(Console(stderr=True), quiet=False)])
     if options.episodes:
-        returns = last_returns(run, config, options.episodes)
-        steps = min(int(r.metrics["global_step"]) for r in result.per_seed or (result,))
-        facts = {"step": steps, "returns": {str(seed): row for seed, row in returns.items()}}
+        found = last_evaluations(run, config, options.episodes)
+        facts = {
+            "step": min(int(r.metrics["global_step"]) for r in result.per_seed or (result,)),
+            "returns": {str(seed): one.returns for seed, one in found.items()},
+            "metrics": {str(seed): one.metrics for seed, one in found.items()},
+        }
         with written_beside(run / FINAL_FILE) as part:
             part.write_text(json.dumps(facts), encoding="utf-8")
     if options.policies is not None:

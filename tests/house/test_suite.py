@@ -13,9 +13,10 @@ import bench.evidence.suite as suite
 import bench.evidence.suite_page as suite_page
 import pytest
 from bench.evidence.__main__ import main
+from bench.evidence.cells import LAST, RETURN, SUITE, Cell
 from bench.evidence.jobs import STOPPED
 from bench.evidence.rows import Row, read, write_rows
-from bench.evidence.suite import COLUMNS, LAST, PACE, RETURN, SECONDS, SUITE, Cell, Record
+from bench.evidence.suite import COLUMNS, PACE, SECONDS, Record
 from bench.evidence.suite_page import render, section
 from bench.evidence.training import FINAL_FILE, Job
 
@@ -68,8 +69,11 @@ def test_every_cell_but_those_of_presets_to_come_can_be_configured() -> None:
     assert len({cell.slug for cell in SUITE}) == len(SUITE)
     for cell in SUITE:
         if cell.preset not in missing:
-            config = load_config(cell.preset, changes={"seeds": list(cell.seeds)})
+            settings = cell.all_settings(Path("sets"))
+            config = load_config(cell.preset, settings, {"seeds": list(cell.seeds)})
             assert config.algo == cell.method
+            path = str(Path("sets") / cell.data) if cell.data else None
+            assert config.algo_kwargs.get("dataset_path") == path
             assert not set(cell.seeds) & set(range(2000)), "seeds that chose no setting"
 
 
@@ -160,7 +164,7 @@ def test_rows_are_the_evaluations_the_newest_clock_and_the_last_checkpoint(tmp_p
         ]
         text = "\n".join(json.dumps(line) for line in lines)
         (folder / "metrics.jsonl").write_text(f"{text}\n", encoding="utf-8")
-    final = {"step": 20, "returns": {"3": [1.0, 2.0], "4": [5.0, 6.0]}}
+    final = {"step": 20, "returns": {"3": [1.0, 2.0], "4": [5.0, 6.0]}, "metrics": {}}
     (tmp_path / "run" / FINAL_FILE).write_text(json.dumps(final), encoding="utf-8")
     rows = suite.rows_of(job)
     assert {r["task"] for r in rows} == {"Pendulum-v1"}
@@ -171,6 +175,47 @@ def test_rows_are_the_evaluations_the_newest_clock_and_the_last_checkpoint(tmp_p
         (LAST, "20", "5.500"),
         (SECONDS, "20", "8.000"),
     ]
+
+
+def test_what_a_task_is_judged_by_is_recorded_beside_the_return(tmp_path: Path) -> None:
+    config = tiny_config("sac", tmp_path, total_timesteps=40)
+    job = Job("run", config, tmp_path, metrics=(RETURN, "eval_score"))
+    ((_, folder),) = job.members
+    folder.mkdir(parents=True)
+    line = {"step": 20, "kind": "eval", RETURN: 4.0, "eval_score": 40.0, "eval_success_rate": 1.0}
+    (folder / "metrics.jsonl").write_text(f"{json.dumps(line)}\n", encoding="utf-8")
+    final = {"step": 40, "returns": {"0": [1.0, 2.0]}, "metrics": {"0": {"eval_score": 15.0}}}
+    (folder / FINAL_FILE).write_text(json.dumps(final), encoding="utf-8")
+    assert [(r["metric"], r["step"], r["value"]) for r in suite.rows_of(job, "score")] == [
+        (RETURN, "20", "4.000"),
+        ("eval_score", "20", "40.000"),
+        (LAST, "40", "1.500"),
+        ("last_checkpoint_score", "40", "15.000"),
+    ]
+
+
+OFFLINE = Cell(
+    suite="locomotion",
+    preset="iql/halfcheetah",
+    steps=100,
+    seeds=(7, 8),
+    data="locomotion/hopper-medium",
+    settings=("env_id=Hopper-v5",),
+    figure="score",
+)
+
+
+def test_a_cell_of_data_that_was_not_made_is_named_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(suite, "SUITE", (OFFLINE,))
+    places = ["--data", str(tmp_path), "--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    assert main(["--suite", "locomotion", *places]) == 0
+    assert (
+        f"iql-hopper-medium: {tmp_path} has no locomotion/hopper-medium; make it with `rl-training "
+        "data make locomotion/hopper-medium`, or name another folder with --data"
+    ) in capsys.readouterr().out
+    assert not (tmp_path / "iql-hopper-medium.csv").exists()
 
 
 # The page
@@ -205,6 +250,21 @@ def test_a_whole_cell_has_its_figures_beside_the_published_ones(records: Path) -
     # Scores between random's 0 and the published 200: sac 0.5 and 1, td3 1.5 and 0.5.
     assert "| sac | 1 | 0.75 [0.50, 1.00] | td3 with 0.38 [0.00, " in text
     assert "| td3 | 1 | 1.00 [0.50, 1.50] | sac with 0.62 " in text
+
+
+def test_a_cell_judged_by_scores_shows_them(records: Path) -> None:
+    scores = {LAST: "last_checkpoint_score", RETURN: "eval_score"}
+    rows = whole(999.0, 1999.0)
+    rows += [
+        r | {"metric": scores[r["metric"]], "value": str(float(r["value"]) / 20)}
+        for r in rows
+        if r["metric"] in scores
+    ]
+    Record(records, OFFLINE).add(rows, FACTS)
+    text = section(Path("studies"), records, (OFFLINE,))
+    assert "| iql | hopper-medium | 7 to 8 | 100 | 75 ± 25 | 75 [50, 100.0] |" in text
+    assert "Over tasks, 0 is a random policy's return and 1 that of the run of SAC" in text
+    assert "| iql | 1 | 0.75 [0.50, 1.00] |" in text
 
 
 def test_evaluations_on_the_way_are_beside_published_ones_of_the_same_step(
