@@ -38,6 +38,8 @@ class Cell:
     """What the paper changes for this task or data set."""
     figure: str = "return"
     """One of `FIGURES`."""
+    label: str = ""
+    """Name of the task or its data, where it is not that of the preset."""
 
     @property
     def method(self) -> str:
@@ -45,11 +47,14 @@ class Cell:
         return self.preset.partition("/")[0]
 
     @property
-    def short(self) -> str:
-        """Short name of the task or of its data: `halfcheetah`, `pong`, `hopper-medium`."""
-        if self.suite == "locomotion":
-            return self.data.partition("/")[2]
+    def task(self) -> str:
+        """Task of the preset: `halfcheetah`, `pong`."""
         return self.preset.partition("/")[2].removesuffix("_atari")
+
+    @property
+    def short(self) -> str:
+        """Name in tables, records and `--tasks`: `pong`, `ant_v4`, `hopper-medium`."""
+        return self.label or self.task
 
     @property
     def slug(self) -> str:
@@ -153,6 +158,7 @@ def _locomotion() -> list[Cell]:
                     data=f"locomotion/{task}-{level}",
                     settings=(*common, *settings),
                     figure="score",
+                    label=f"{task}-{level}",
                 )
                 for level, settings in zip(LEVELS, own, strict=True)
             ]
@@ -170,6 +176,11 @@ def _manipulation() -> list[Cell]:
 
 SUITE: tuple[Cell, ...] = (
     *_cells("mujoco", "sac", MUJOCO, MILLION, FIVE),
+    # Published figures are of v4, whose Ant and Humanoid are other tasks than those of v5.
+    *(
+        replace(cell, label=f"{cell.task}_v4", settings=(f"env_id={cell.task.title()}-v4",))
+        for cell in _cells("mujoco", "sac", ("ant", "humanoid"), MILLION, FIVE)
+    ),
     *_cells("mujoco", "ppo", MUJOCO, MILLION, FIVE),
     *_cells("atari", "ppo", ("pong_atari", "breakout_atari"), 10 * MILLION, THREE),
     *_cells("mujoco", "td3", MUJOCO, MILLION, FIVE),

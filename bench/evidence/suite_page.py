@@ -131,7 +131,7 @@ def _published(cell: Cell) -> str:
 
 def _is_of(figure: Figure, cell: Cell) -> bool:
     """Tell whether a figure is of a cell's task, whatever its version."""
-    return short_task(figure.task).replace("_", "") == cell.short.replace("_", "")
+    return short_task(figure.task).replace("_", "") == cell.task.replace("_", "")
 
 
 def _mean_text(values: Sequence[float]) -> str:

@@ -81,7 +81,7 @@ def test_every_cell_but_those_of_presets_to_come_can_be_configured() -> None:
     ("words", "message"),
     [
         (["--methods", "sca"], "--methods sca: not in the suite mujoco.*did you mean sac"),
-        (["--tasks", "pong"], "--tasks pong: not in the suite mujoco .allowed: ant, half"),
+        (["--tasks", "pong"], "--tasks pong: not in the suite mujoco .allowed: ant, ant_v4, half"),
         (["--jobs", "0"], "--jobs must be above 0, got 0"),
         (["--minutes", "-1"], "--minutes must be above 0, got -1"),
         (["--steps", "10"], "--steps 10 makes this a try, .* with --out"),
@@ -201,6 +201,7 @@ OFFLINE = Cell(
     seeds=(7, 8),
     data="locomotion/hopper-medium",
     settings=("env_id=Hopper-v5",),
+    label="hopper-medium",
     figure="score",
 )
 
