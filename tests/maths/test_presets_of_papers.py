@@ -182,6 +182,18 @@ TRUNCATED: dict[str, Any] = SOFT | {
     "num_quantiles": 25,
     "kappa": 1.0,
 }
+RESIDUAL: dict[str, Any] = SOFT | {
+    "gamma": 0.995,
+    "learning_rate": 1e-4,
+    "hidden_sizes": (512, 512),
+    "actor_hidden_sizes": (128,),
+    "num_critics": 2,
+    "initial_alpha": 0.01,
+    "learning_starts": 5_000,
+    "normalize_observations": True,
+    "gradient_updates_per_step": 2,
+    "n_step": 1,
+}
 SPHERICAL: dict[str, Any] = SOFT | {
     "gamma": 0.995,
     "learning_rate": 1e-4,
@@ -225,7 +237,8 @@ PROXIMAL_GAMES = tuple(
 PAPERS: dict[str, dict[str, Any]] = {
     **{f"redq/{task}": RANDOMIZED | {"target_entropy": e} for task, e in ENTROPIES.items()},
     **{f"droq/{task}": DROPPING | {"target_entropy": e} for task, e in ENTROPIES.items()},
-    **{f"crossq/{task}": CROSSED for task in DROPPED},
+    **{f"crossq/{task}": CROSSED for task in (*DROPPED, "ant")},
+    **{f"simba/{task}": RESIDUAL for task in (*DROPPED, "ant")},
     **{f"simba_v2/{task}": SPHERICAL for task in (*DROPPED, "ant")},
     **{f"tqc/{task}": TRUNCATED | {"quantiles_to_drop": n} for task, n in DROPPED.items()},
     "iql/halfcheetah": LOCOMOTION

@@ -4,7 +4,7 @@ SAC whose networks keep features and weights on the unit hypersphere, so that ne
 run; critics that predict a distribution of the return over fixed atoms; rewards scaled so that
 returns stay among these.
 
-Overrides: setup, td_target, critic_loss, improve, target_entropy, return_statistics.
+Overrides: td_target, critic_loss, improve, return_statistics.
 Deviations: critics move before policy and temperature, as in every actor-critic here, where the
     authors' code moves the policy first; the temperature's loss is linear in log(alpha), as SAC's
     is here; one setting, `num_critics: 1`, is their `use_cdq: false` for tasks that never
@@ -15,17 +15,17 @@ Deviations: critics move before policy and temperature, as in every actor-critic
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import Loss, networks_of
 from rl_training.algorithms.base import weighted_mean
 from rl_training.algorithms.config import LearningRate, LRSchedule
 from rl_training.algorithms.losses import categorical_projection
-from rl_training.algorithms.sac import SAC, SACConfig
+from rl_training.algorithms.simba import BlockConfig, SimBa
 from rl_training.algorithms.sources import TransitionReplay
 from rl_training.algorithms.spec import VECTOR_LEAVES, AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
@@ -33,70 +33,27 @@ from rl_training.data.normalizer import BoundedReturnScale, ReturnScale
 from rl_training.models.hypersphere import SimbaV2Model, project
 from rl_training.models.layers import chosen_members
 from rl_training.validation import (
-    NonNegativeInt,
-    Number,
     PositiveFloat,
-    Sizes,
     Whole,
-    never,
 )
 
 
-class SimbaV2Config(SACConfig):
+class SimbaV2Config(BlockConfig):
     """Settings of SimbaV2."""
 
-    learning_rate: PositiveFloat = 1e-4
-    """Learning rate of the critics, and of the actor unless it has its own."""
     lr_schedule: LRSchedule = Field(default=LRSchedule(type="linear", end=0.5))
     """Schedule of every learning rate."""
-    learning_starts: NonNegativeInt = 5_000
-    """Steps of uniformly random actions before the first update."""
-    normalize_observations: bool = True
-    """Standardise observations by the running mean and deviation of all observations so far;
-    the replay keeps raw ones, and the statistics are in the checkpoint."""
     normalize_rewards: bool = True
     """Divide rewards by the running deviation of the discounted return, or by more, so that the
     largest return seen stays within `value_range`; returns are reported without it."""
-    hidden_sizes: Sizes = (512, 512)
-    """Width of the critics' blocks, one number for each, all the same."""
-    actor_hidden_sizes: Sizes | None = (128,)
-    """Width of the actor's blocks, one number for each, all the same."""
     num_bins: Annotated[int, Field(ge=2, le=10_001), Whole] = 101
     """Atoms of a return's distribution."""
     value_range: PositiveFloat = 5.0
     """Largest return that the atoms reach, after rewards are scaled."""
-    initial_alpha: PositiveFloat = Field(default=0.01)
-    """Start of a learned temperature."""
-    target_entropy: Number | None = None
-    """Entropy a learned temperature aims at; null means -A/2."""
-    # What the blocks are made of is the method.
-    activation: Literal["relu"] = "relu"
-    """What follows the hidden layer of each block."""
-    encoder: None = None
-    """Always null: observations are put on the sphere as they are."""
-    features_dim: None = None
-    """Always null: there are no convolutions."""
-    use_layer_norm: Annotated[
-        bool, Field(json_schema_extra={"const": False}), never("features have norm 1 already")
-    ] = False
-    """Always false: features have norm 1."""
-    weight_init: Literal["orthogonal"] = "orthogonal"
-    """How initial weights are drawn, before their columns are scaled to norm 1."""
-
-    @model_validator(mode="after")
-    def _blocks_have_one_width(self) -> SimbaV2Config:
-        for name in ("hidden_sizes", "actor_hidden_sizes", "critic_hidden_sizes"):
-            sizes = getattr(self, name)
-            if sizes is not None and len(set(sizes)) > 1:
-                raise ValueError(
-                    f"{name} must hold the same width for every block, such as "
-                    f"{[sizes[0]] * len(sizes)}, got {list(sizes)}"
-                )
-        return self
 
 
-class SimbaV2(SAC):
-    """SAC on the hypersphere with categorical critics."""
+class SimbaV2(SimBa):
+    """SimBa on the hypersphere, with categorical critics."""
 
     config_class = SimbaV2Config
     parts = (LearningRate, TransitionReplay)
@@ -106,13 +63,6 @@ class SimbaV2(SAC):
     def return_statistics(self) -> ReturnScale:
         """Create what scales rewards: by G's deviation or max |G| / range (Eq. 17)."""
         return BoundedReturnScale(self.num_seeds, self.device, self.config.value_range)
-
-    @property
-    def target_entropy(self) -> float | Tensor:
-        """Entropy that a learned temperature aims at: half of SAC's unless set (Table 3)."""
-        if self.config.target_entropy is None:
-            return -self.model.action_dim / 2
-        return self.setting("target_entropy")
 
     def td_target(self, batch: TransitionBatch) -> Loss:
         """Return the distribution `[S, B, K]` of the soft Bellman target, on the atoms.

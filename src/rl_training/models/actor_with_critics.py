@@ -1,6 +1,7 @@
 """Networks of off-policy actor-critics: an actor and critics beside it.
 
 `MLPSACModel` has the tanh-Gaussian policy of the soft family, whose density is here too,
+`SmoothSACModel` the same with another bound of the deviation,
 `MLPDiscreteSACModel` a categorical one and critics of all actions, `MLPTQCModel` critics that tell
 quantiles, `MLPCrossQModel` batch renormalisation, `MLPTD3Model` a deterministic policy,
 `MLPIQLModel` a Gaussian and a state value, `MLPDiscreteIQLModel` a categorical one beside it,
@@ -214,6 +215,18 @@ class MLPSACModel(ActorWithCritics):
         """Return mean and log standard deviation before the tanh, each `[S, B, A]`."""
         mean, log_std = self.actor.forward(obs).chunk(2, -1)
         return mean, log_std.clamp(*self.log_std_range)
+
+
+class SmoothSACModel(MLPSACModel):
+    """`MLPSACModel` whose log deviation goes through a tanh into its range, and is never cut."""
+
+    log_std_range: ClassVar[tuple[float, float]] = (-10.0, 2.0)
+
+    def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log standard deviation before the tanh, each `[S, B, A]`."""
+        mean, raw = self.actor.forward(obs).chunk(2, -1)
+        low, high = self.log_std_range
+        return mean, low + (high - low) * 0.5 * (1 + torch.tanh(raw))
 
 
 class MLPDiscreteSACModel(ActorWithCritics):

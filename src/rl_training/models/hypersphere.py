@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rl_training.models.actor_with_critics import MLPSACModel, read_beside
+from rl_training.models.actor_with_critics import SmoothSACModel, read_beside
 from rl_training.models.layers import StackedLinear, orthogonal_init
 from rl_training.models.own_encoder import StackedEncoder
 from rl_training.rng import Rng
@@ -161,14 +161,13 @@ def project(network: nn.Module) -> None:
             layer.project()
 
 
-class SimbaV2Model(MLPSACModel):
+class SimbaV2Model(SmoothSACModel):
     """Tanh-Gaussian policy and categorical critics, all on the hypersphere.
 
     Critics tell the distribution of the return over K atoms between -`value_range` and
     `value_range`.
     """
 
-    log_std_range: ClassVar[tuple[float, float]] = (-10.0, 2.0)
     atoms: Tensor
 
     def __init__(
@@ -218,15 +217,6 @@ class SimbaV2Model(MLPSACModel):
         if members:
             return HypersphereNet(inputs, widths, self._num_bins, rng, members=members)
         return HypersphereNet(inputs, widths, self.action_dim, rng, heads=2)
-
-    def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and log deviation before the tanh, each `[S, B, A]`.
-
-        The latter goes through a tanh of its own into its range.
-        """
-        mean, raw = self.actor.forward(obs).chunk(2, -1)
-        low, high = self.log_std_range
-        return mean, low + (high - low) * 0.5 * (1 + torch.tanh(raw))
 
     def value_log_probs(
         self, obs: Tensor, action: Tensor, critic: nn.Module | None = None
