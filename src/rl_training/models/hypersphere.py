@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from rl_training.models.actor_with_critics import MLPSACModel, read_beside
+from rl_training.models.actor_with_critics import MLPSACModel
+from rl_training.models.categorical_critics import CategoricalCritics
 from rl_training.models.layers import StackedLinear, orthogonal_init
 from rl_training.models.own_encoder import StackedEncoder
 from rl_training.rng import Rng
@@ -161,7 +161,7 @@ def project(network: nn.Module) -> None:
             layer.project()
 
 
-class SimbaV2Model(MLPSACModel):
+class SimbaV2Model(CategoricalCritics, MLPSACModel):
     """Tanh-Gaussian policy and categorical critics, all on the hypersphere.
 
     Critics tell the distribution of the return over K atoms between -`value_range` and
@@ -169,7 +169,6 @@ class SimbaV2Model(MLPSACModel):
     """
 
     log_std_range: ClassVar[tuple[float, float]] = (-10.0, 2.0)
-    atoms: Tensor
 
     def __init__(
         self,
@@ -180,7 +179,6 @@ class SimbaV2Model(MLPSACModel):
         num_bins: int = 101,
         value_range: float = 5.0,
         encoder: Callable[[Rng], StackedEncoder] | None = None,
-        rng: Rng | None = None,
         **options: Any,
     ) -> None:
         """Build the networks.
@@ -192,16 +190,18 @@ class SimbaV2Model(MLPSACModel):
             num_bins: Atoms of a return's distribution, K.
             value_range: Largest return that the atoms reach.
             encoder: Always None: observations are put on the sphere as they are.
-            rng: Source of the initial weights; its number of seeds is S.
             **options: As for `ActorWithCritics`.
         """
         assert encoder is None
-        self._num_bins = num_bins
-        rng = rng or Rng((0,), "model")
-        super().__init__(obs_dim, action_dim, hidden_sizes, rng=rng, **options)
-        atoms = torch.linspace(-value_range, value_range, num_bins, device=rng.device)
-        # Not saved: a constant.
-        self.register_buffer("atoms", atoms, persistent=False)
+        super().__init__(
+            obs_dim,
+            action_dim,
+            hidden_sizes,
+            num_atoms=num_bins,
+            v_min=-value_range,
+            v_max=value_range,
+            **options,
+        )
 
     def network(
         self,
@@ -216,7 +216,7 @@ class SimbaV2Model(MLPSACModel):
         assert not layer_norm
         inputs, widths = self.obs_dim + beside, sizes[:-1]
         if members:
-            return HypersphereNet(inputs, widths, self._num_bins, rng, members=members)
+            return HypersphereNet(inputs, widths, self.num_atoms, rng, members=members)
         return HypersphereNet(inputs, widths, self.action_dim, rng, heads=2)
 
     def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
@@ -227,24 +227,3 @@ class SimbaV2Model(MLPSACModel):
         mean, raw = self.actor.forward(obs).chunk(2, -1)
         low, high = self.log_std_range
         return mean, low + (high - low) * 0.5 * (1 + torch.tanh(raw))
-
-    def value_log_probs(
-        self, obs: Tensor, action: Tensor, critic: nn.Module | None = None
-    ) -> Tensor:
-        """Return the log probability of every atom by every critic, `[S, N, B, K]`."""
-        return functional.log_softmax(read_beside(critic or self.critic, obs, action), -1)
-
-    def expected(self, log_probs: Tensor) -> Tensor:
-        """Return the mean `[...]` of distributions `[..., K]`."""
-        return (log_probs.exp() * self.atoms).sum(-1)
-
-    def q_values(
-        self,
-        obs: Tensor,
-        action: Tensor,
-        critic: nn.Module | None = None,
-        members: Tensor | slice | None = None,
-    ) -> Tensor:
-        """Return the expected return by every critic, `[S, N, B]`; arguments as of the base."""
-        assert members is None
-        return self.expected(self.value_log_probs(obs, action, critic))
