@@ -97,10 +97,17 @@ SMALL: dict[str, Any] = {
 }
 """Values that make any algorithm quick; each is used where the algorithm has such a setting."""
 
-AT_MOST: dict[str, int] = {"gradient_updates_per_step": 2, "num_critics": 3}
+AT_MOST: dict[str, int] = {
+    "gradient_updates_per_step": 2,
+    "num_critics": 3,
+    "train_frequency": 4,
+}
 """Bounds on defaults that would make tests slow, or too short to see what comes once a round."""
 
-OWN_WIDTHS: dict[str, Any] = {"critic_hidden_sizes": [16, 16]}
+OWN_WIDTHS: dict[str, Any] = {
+    "actor_hidden_sizes": [16, 16],
+    "critic_hidden_sizes": [16, 16],
+}
 """Values of settings that are small anyway where they follow others."""
 STATISTICAL = 32
 """Rows of a batch that is normalised by its own statistics: of a unit that fires on all rows the
