@@ -78,6 +78,7 @@ SMALL: dict[str, Any] = {
     "minibatch_size": 16,
     "update_epochs": 2,
     "target_update_interval": 3,
+    "policy_noise": 0.2,  # smaller noise of targets would hide what it and its bound do
     "dataset_size": 200,
     "expert_dataset_size": 200,
     "discriminator_hidden_sizes": [16, 16],
@@ -499,6 +500,7 @@ def varying_values(algo: str, name: str, count: int) -> tuple[float, ...]:
     usual = default if isinstance(default, float) and default > 0 else 0.02
     largest = {
         "tau": 0.9,
+        "policy_noise": 0.2,
         "clip_coef": 0.003,
         "ent_coef": 1.0,
         "entropy_coef": 1.0,
