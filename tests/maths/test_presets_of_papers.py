@@ -249,7 +249,7 @@ PROXIMAL_GAMES = tuple(
 PAPERS: dict[str, dict[str, Any]] = {
     **{f"redq/{task}": RANDOMIZED | {"target_entropy": e} for task, e in ENTROPIES.items()},
     **{f"droq/{task}": DROPPING | {"target_entropy": e} for task, e in ENTROPIES.items()},
-    **{f"crossq/{task}": CROSSED for task in DROPPED},
+    **{f"crossq/{task}": CROSSED for task in (*DROPPED, "ant")},
     **{f"simba_v2/{task}": SPHERICAL for task in (*DROPPED, "ant")},
     **{f"fast_td3/{task}": MANY_ENVIRONMENTS for task in (*DROPPED, "ant")},
     **{f"tqc/{task}": TRUNCATED | {"quantiles_to_drop": n} for task, n in DROPPED.items()},
