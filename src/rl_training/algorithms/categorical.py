@@ -36,6 +36,12 @@ class CategoricalSettings(Settings):
     """Clipped double Q: all critics learn the target of the one that expects least, and the actor
     climbs the least of them; otherwise each learns its own, and the actor climbs their mean."""
 
+    @property
+    def reach(self) -> float:
+        """Size of a return that is between the atoms whatever its sign, if there is one."""
+        ends = sorted((abs(self.v_min), abs(self.v_max)))
+        return ends[0] or ends[1]
+
     @model_validator(mode="after")
     def _support_is_an_interval(self) -> CategoricalSettings:
         if self.v_min >= self.v_max:

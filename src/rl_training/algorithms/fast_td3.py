@@ -116,8 +116,7 @@ class FastTD3(TD3):
 
     def return_statistics(self) -> ReturnScale:
         """Create what scales rewards: by G's deviation, or by max |G| / the atoms' nearer end."""
-        ends = sorted(abs(end) for end in (self.atoms.v_min, self.atoms.v_max))
-        return BoundedReturnScale(self.num_seeds, self.device, ends[0] or ends[1])
+        return BoundedReturnScale(self.num_seeds, self.device, self.atoms.reach)
 
     @property
     def atoms(self) -> CategoricalSettings:

@@ -42,6 +42,8 @@ class ActorWithCritics(nn.Module):
     """Numbers of noise that the actor reads beside an observation, per action dimension."""
     discrete: ClassVar[bool] = False
     """Whether critics tell Q of every action, in place of one that they read."""
+    normalizes_actor: ClassVar[bool] = False
+    """Whether `use_layer_norm` is for the actor too."""
 
     def __init__(
         self,
@@ -69,7 +71,8 @@ class ActorWithCritics(nn.Module):
             critic_hidden_sizes: Those of every network that tells values; None is `hidden_sizes`.
             activation: What follows each hidden layer.
             num_critics: Members of the critic ensemble, N.
-            use_layer_norm: Normalise the critics' hidden layers (no other network's).
+            use_layer_norm: Normalise the critics' hidden layers, and of a class that says so the
+                actor's.
             weight_init: How the weights of every network are drawn.
             encoder: Makes what turns observations into features, one for every network.
             share_encoder: Let the actor read the features of the critics' encoder.
@@ -81,6 +84,7 @@ class ActorWithCritics(nn.Module):
         self._make_encoder = encoder
         self.activation: ActivationName = activation
         self._weights: WeightsName = weight_init
+        self._actor_norm = use_layer_norm and self.normalizes_actor
         actor_sizes = hidden_sizes if actor_hidden_sizes is None else actor_hidden_sizes
         critic_sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         if not share_encoder:
@@ -103,6 +107,7 @@ class ActorWithCritics(nn.Module):
             (*sizes, self.outputs_per_action * self.action_dim),
             rng,
             beside=self.noise_per_action * self.action_dim,
+            layer_norm=self._actor_norm,
         )
 
     @property
@@ -202,6 +207,11 @@ def tanh_gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Ten
     noise = (pre_tanh - mean) * torch.exp(-log_std)
     log_det = 2 * (LOG_2 - pre_tanh - functional.softplus(-2 * pre_tanh))
     return gaussian_log_prob(noise, log_std) - log_det.sum(-1)
+
+
+def within(raw: Tensor, low: float, high: float) -> Tensor:
+    """Map what a network tells smoothly into a range: 0 into its middle."""
+    return low + (high - low) * 0.5 * (1 + torch.tanh(raw))
 
 
 class MLPSACModel(ActorWithCritics):

@@ -1,6 +1,7 @@
 """Critics that tell the distribution of the return over fixed atoms, and networks that have them.
 
-`MLPFastTD3Model` has TD3's policy beside them; the hypersphere's networks are in `hypersphere`.
+`MLPFastTD3Model` has TD3's policy beside them, `MLPFastSACModel` SAC's; the hypersphere's networks
+are in `hypersphere`.
 Shapes: S seeds, N critics, B batch, A action, K atoms.
 """
 
@@ -13,7 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rl_training.models.actor_with_critics import ActorWithCritics, MLPTD3Model, read_beside
+from rl_training.models.actor_with_critics import (
+    ActorWithCritics,
+    MLPSACModel,
+    MLPTD3Model,
+    read_beside,
+    within,
+)
 from rl_training.models.layers import StackedLinear
 from rl_training.rng import Rng
 
@@ -85,8 +92,8 @@ class CategoricalCritics(ActorWithCritics):
         return self.expected(self.value_log_probs(obs, action, critic, members))
 
 
-class MLPFastTD3Model(CategoricalCritics, MLPTD3Model):
-    """TD3's policy, whose first actions are near 0, and categorical critics."""
+class NearZero(CategoricalCritics):
+    """A policy whose outputs are near 0 at first, in every state."""
 
     first_deviation: ClassVar[float] = 0.01
     """Deviation of the initial weights of the policy's last layer; its biases are 0."""
@@ -102,3 +109,19 @@ class MLPFastTD3Model(CategoricalCritics, MLPTD3Model):
         with torch.no_grad():
             last.weight.copy_(self.first_deviation * rng.normal(*last.weight.shape[1:]))
             last.bias.zero_()
+
+
+class MLPFastTD3Model(NearZero, MLPTD3Model):
+    """TD3's policy and categorical critics."""
+
+
+class MLPFastSACModel(NearZero, MLPSACModel):
+    """SAC's policy, with a bounded deviation and norms, and categorical critics."""
+
+    log_std_range: ClassVar[tuple[float, float]] = (-5.0, 0.0)
+    normalizes_actor: ClassVar[bool] = True
+
+    def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log deviation before the tanh, each `[S, B, A]`, the latter bounded."""
+        mean, raw = self.actor.forward(obs).chunk(2, -1)
+        return mean, within(raw, *self.log_std_range)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rl_training.models.actor_with_critics import MLPSACModel
+from rl_training.models.actor_with_critics import MLPSACModel, within
 from rl_training.models.categorical_critics import CategoricalCritics
 from rl_training.models.layers import StackedLinear, orthogonal_init
 from rl_training.models.own_encoder import StackedEncoder
@@ -225,5 +225,4 @@ class SimbaV2Model(CategoricalCritics, MLPSACModel):
         The latter goes through a tanh of its own into its range.
         """
         mean, raw = self.actor.forward(obs).chunk(2, -1)
-        low, high = self.log_std_range
-        return mean, low + (high - low) * 0.5 * (1 + torch.tanh(raw))
+        return mean, within(raw, *self.log_std_range)

@@ -101,6 +101,7 @@ SMALL: dict[str, Any] = {
 AT_MOST: dict[str, int] = {
     "gradient_updates_per_step": 2,
     "num_critics": 3,
+    "policy_delay": 3,
     "train_frequency": 4,
 }
 """Bounds on defaults that would make tests slow, or too short to see what comes once a round."""
