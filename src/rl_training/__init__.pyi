@@ -11,6 +11,8 @@ from rl_training.algorithms.discrete_sac import DiscreteSAC as DiscreteSACAlgori
 from rl_training.algorithms.dqn import DQN as DQNAlgorithm
 from rl_training.algorithms.dreamer import Dreamer as DreamerAlgorithm
 from rl_training.algorithms.droq import DroQ as DroQAlgorithm
+from rl_training.algorithms.fast_sac import FastSAC as FastSACAlgorithm
+from rl_training.algorithms.fast_td3 import FastTD3 as FastTD3Algorithm
 from rl_training.algorithms.fqf import FQF as FQFAlgorithm
 from rl_training.algorithms.fql import FQL as FQLAlgorithm
 from rl_training.algorithms.gail import GAIL as GAILAlgorithm
@@ -60,6 +62,8 @@ from rl_training.api.algorithms import DiscreteIQL as DiscreteIQL
 from rl_training.api.algorithms import DiscreteSAC as DiscreteSAC
 from rl_training.api.algorithms import Dreamer as Dreamer
 from rl_training.api.algorithms import DroQ as DroQ
+from rl_training.api.algorithms import FastSAC as FastSAC
+from rl_training.api.algorithms import FastTD3 as FastTD3
 from rl_training.api.algorithms import ReBRAC as ReBRAC
 from rl_training.api.algorithms import RecurrentDQN as RecurrentDQN
 from rl_training.api.algorithms import RecurrentPPO as RecurrentPPO

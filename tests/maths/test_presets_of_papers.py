@@ -211,6 +211,30 @@ SPHERICAL: dict[str, Any] = SOFT | {
     "gradient_updates_per_step": 2,
     "n_step": 1,
 }
+MANY_ENVIRONMENTS: dict[str, Any] = {
+    "gamma": 0.99,
+    "learning_rate": 3e-4,
+    "actor_learning_rate": None,
+    "actor_hidden_sizes": (512, 256, 128),
+    "critic_hidden_sizes": (1024, 512, 256),
+    "batch_size": 32_768,
+    "train_frequency": 128,
+    "gradient_updates_per_step": 2,
+    "tau": 0.1,
+    "num_critics": 2,
+    "num_atoms": 101,
+    "use_cdq": True,
+    "policy_noise": 0.001,
+    "noise_clip": 0.5,
+    "policy_delay": 2,
+    "exploration_noise": 0.4,
+    "exploration_noise_min": 0.001,
+    "n_step": 1,
+    "normalize_observations": True,
+    "normalize_rewards": True,
+    "v_min": -10.0,
+    "v_max": 10.0,
+}
 DROPPED = {"hopper": 5, "halfcheetah": 0, "walker2d": 2, "humanoid": 2}
 """Quantiles that TQC drops per critic."""
 LINEAR = {"type": "linear", "start": 1.0, "end": 0.0, "milestones": (), "gamma": 0.1}
@@ -240,6 +264,7 @@ PAPERS: dict[str, dict[str, Any]] = {
     **{f"crossq/{task}": CROSSED for task in (*DROPPED, "ant")},
     **{f"simba/{task}": RESIDUAL for task in (*DROPPED, "ant")},
     **{f"simba_v2/{task}": SPHERICAL for task in (*DROPPED, "ant")},
+    **{f"fast_td3/{task}": MANY_ENVIRONMENTS for task in (*DROPPED, "ant")},
     **{f"tqc/{task}": TRUNCATED | {"quantiles_to_drop": n} for task, n in DROPPED.items()},
     "iql/halfcheetah": LOCOMOTION
     | {

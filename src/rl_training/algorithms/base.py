@@ -409,6 +409,10 @@ class Learner(Stateful, Generic[BatchT]):
             return None
         return Remembered(network.memory.initial(num_envs, self.device))
 
+    def exploring_state(self, num_envs: int) -> ActingState | None:
+        """Return what acting in training must remember, where exploring remembers more."""
+        return self.initial_acting_state(num_envs)
+
     def shown(self, state: ActingState | None, obs: Tensor) -> Tensor:
         """Return what `choose` reads: standardised observations `[S, n, ...]`.
 

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import Loss, networks_of
-from rl_training.algorithms.base import weighted_mean
+from rl_training.algorithms.categorical import bellman_atoms, categorical_loss
 from rl_training.algorithms.config import LearningRate, LRSchedule
 from rl_training.algorithms.losses import categorical_projection
 from rl_training.algorithms.simba import BlockConfig, SimBa
@@ -77,8 +76,7 @@ class SimbaV2(SimBa):
         index = least.unsqueeze(-1).expand(-1, -1, -1, log_probs.shape[-1])
         of_least = log_probs.gather(1, index).squeeze(1).exp()  # [S, B, K]
         entropy_term = self.entropy_term(log_prob)
-        atoms = self.model.atoms + entropy_term.unsqueeze(-1)
-        moved = torch.addcmul(batch.reward.unsqueeze(-1), batch.discount.unsqueeze(-1), atoms)
+        moved = bellman_atoms(self.model, batch, entropy_term)
         target = categorical_projection(moved, of_least, self.model.atoms)
         mean = (target * self.model.atoms).sum(-1)
         return target, {"target_q_mean": mean, "entropy_term": entropy_term}
@@ -92,13 +90,7 @@ class SimbaV2(SimBa):
             batch: Transitions.
             target: Probabilities of the atoms, `[S, B, K]`.
         """
-        log_probs = self.model.value_log_probs(batch.obs, batch.action)  # [S, N, B, K]
-        entropy = -(target.unsqueeze(1) * log_probs).sum(-1)
-        weight = None if batch.weight is None else batch.weight.unsqueeze(1)
-        loss = weighted_mean(entropy, weight).sum(1)
-        mean = (target * self.model.atoms).sum(-1).unsqueeze(1)
-        error = (self.model.expected(log_probs.detach()) - mean).abs().mean(1)
-        return loss, {}, error
+        return categorical_loss(self.model, batch, target.unsqueeze(1))
 
     def improve(self, batch: TransitionBatch, measured: dict[str, Tensor]) -> dict[str, Tensor]:
         """Move actor and temperature; each network returns to the sphere after its step (Eq. 7)."""

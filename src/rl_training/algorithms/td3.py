@@ -61,12 +61,15 @@ class TD3(ActorCritic):
     config: TD3Config
     model: MLPTD3Model
     actor_metrics: ClassVar[tuple[str, ...]] = ("actor_loss",)
+    has_target_actor: ClassVar[bool] = True
+    """Whether the actions of targets come from a slower copy of the policy."""
 
     def setup(self) -> None:
-        """Add the target policy."""
+        """Add the target policy, where there is one."""
         super().setup()
-        self.target_actor = frozen_copy(self.model.actor)
-        self.target_actor_parameters = list(self.target_actor.parameters())
+        if self.has_target_actor:
+            self.target_actor = frozen_copy(self.model.actor)
+            self.target_actor_parameters = list(self.target_actor.parameters())
 
     @property
     def actor_delay(self) -> int:
@@ -79,7 +82,8 @@ class TD3(ActorCritic):
         noise = noise * self.setting("policy_noise", ndim=3)
         bound = self.setting("noise_clip", ndim=3)
         noise = noise.clamp(-bound, bound)  # type: ignore[arg-type]  # two numbers or two tensors
-        return (self.model.policy(next_obs, self.target_actor) + noise).clamp(-1, 1)
+        actor = self.target_actor if self.has_target_actor else None
+        return (self.model.policy(next_obs, actor) + noise).clamp(-1, 1)
 
     def td_target(self, batch: TransitionBatch) -> Loss:
         """Clipped double Q (Eq. 10) at the smoothed action: r + discount min_i Q'_i(s', a')."""
@@ -110,8 +114,12 @@ class TD3(ActorCritic):
         action = self.model.policy(obs)
         if not explore:
             return action
-        noise = self.rng.normal(obs.shape[1], self.model.action_dim)
-        return (action + self.setting("exploration_noise", ndim=3) * noise).clamp(-1, 1)
+        return self.explored(action, self.setting("exploration_noise", ndim=3))
+
+    def explored(self, action: Tensor, deviation: float | Tensor) -> Tensor:
+        """Add noise of a deviation to actions `[S, n, A]`, and clip them."""
+        noise = self.rng.normal(*action.shape[1:])
+        return (action + deviation * noise).clamp(-1, 1)
 
     def sample_from(self, state: ActingState | None, obs: Tensor) -> Tensor:  # noqa: ARG002
         """Return the policy's action: it has no noise but that of exploring."""

@@ -27,6 +27,8 @@ from rl_training.api.algorithms import DiscreteIQL as DiscreteIQL
 from rl_training.api.algorithms import DiscreteSAC as DiscreteSAC
 from rl_training.api.algorithms import Dreamer as Dreamer
 from rl_training.api.algorithms import DroQ as DroQ
+from rl_training.api.algorithms import FastSAC as FastSAC
+from rl_training.api.algorithms import FastTD3 as FastTD3
 from rl_training.api.algorithms import ReBRAC as ReBRAC
 from rl_training.api.algorithms import RecurrentDQN as RecurrentDQN
 from rl_training.api.algorithms import RecurrentPPO as RecurrentPPO

@@ -43,6 +43,8 @@ class ActorWithCritics(nn.Module):
     """Numbers of noise that the actor reads beside an observation, per action dimension."""
     discrete: ClassVar[bool] = False
     """Whether critics tell Q of every action, in place of one that they read."""
+    normalizes_actor: ClassVar[bool] = False
+    """Whether `use_layer_norm` is for the actor too."""
 
     def __init__(
         self,
@@ -70,7 +72,8 @@ class ActorWithCritics(nn.Module):
             critic_hidden_sizes: Those of every network that tells values; None is `hidden_sizes`.
             activation: What follows each hidden layer.
             num_critics: Members of the critic ensemble, N.
-            use_layer_norm: Normalise the critics' hidden layers (no other network's).
+            use_layer_norm: Normalise the critics' hidden layers, and of a class that says so the
+                actor's.
             weight_init: How the weights of every network are drawn.
             encoder: Makes what turns observations into features, one for every network.
             share_encoder: Let the actor read the features of the critics' encoder.
@@ -82,6 +85,7 @@ class ActorWithCritics(nn.Module):
         self._make_encoder = encoder
         self.activation: ActivationName = activation
         self._weights: WeightsName = weight_init
+        self._actor_norm = use_layer_norm and self.normalizes_actor
         actor_sizes = hidden_sizes if actor_hidden_sizes is None else actor_hidden_sizes
         critic_sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         if not share_encoder:
@@ -104,6 +108,7 @@ class ActorWithCritics(nn.Module):
             (*sizes, self.outputs_per_action * self.action_dim),
             rng,
             beside=self.noise_per_action * self.action_dim,
+            layer_norm=self._actor_norm,
         )
 
     @property
@@ -205,6 +210,11 @@ def tanh_gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Ten
     return gaussian_log_prob(noise, log_std) - log_det.sum(-1)
 
 
+def within(raw: Tensor, low: float, high: float) -> Tensor:
+    """Map what a network tells smoothly into a range: 0 into its middle."""
+    return low + (high - low) * 0.5 * (1 + torch.tanh(raw))
+
+
 class MLPSACModel(ActorWithCritics):
     """Policy `obs -> (mean, log_std)` and critics `(obs, action) -> Q`, for S seeds."""
 
@@ -225,8 +235,7 @@ class SmoothSACModel(MLPSACModel):
     def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log standard deviation before the tanh, each `[S, B, A]`."""
         mean, raw = self.actor.forward(obs).chunk(2, -1)
-        low, high = self.log_std_range
-        return mean, low + (high - low) * 0.5 * (1 + torch.tanh(raw))
+        return mean, within(raw, *self.log_std_range)
 
 
 class MLPDiscreteSACModel(ActorWithCritics):

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from rl_training.models.actor_with_critics import SmoothSACModel, read_beside
+from rl_training.models.actor_with_critics import SmoothSACModel
+from rl_training.models.categorical_critics import CategoricalCritics
 from rl_training.models.layers import StackedLinear, orthogonal_init
 from rl_training.models.own_encoder import StackedEncoder
 from rl_training.rng import Rng
@@ -161,14 +161,12 @@ def project(network: nn.Module) -> None:
             layer.project()
 
 
-class SimbaV2Model(SmoothSACModel):
+class SimbaV2Model(CategoricalCritics, SmoothSACModel):
     """Tanh-Gaussian policy and categorical critics, all on the hypersphere.
 
     Critics tell the distribution of the return over K atoms between -`value_range` and
     `value_range`.
     """
-
-    atoms: Tensor
 
     def __init__(
         self,
@@ -179,7 +177,6 @@ class SimbaV2Model(SmoothSACModel):
         num_bins: int = 101,
         value_range: float = 5.0,
         encoder: Callable[[Rng], StackedEncoder] | None = None,
-        rng: Rng | None = None,
         **options: Any,
     ) -> None:
         """Build the networks.
@@ -191,16 +188,18 @@ class SimbaV2Model(SmoothSACModel):
             num_bins: Atoms of a return's distribution, K.
             value_range: Largest return that the atoms reach.
             encoder: Always None: observations are put on the sphere as they are.
-            rng: Source of the initial weights; its number of seeds is S.
             **options: As for `ActorWithCritics`.
         """
         assert encoder is None
-        self._num_bins = num_bins
-        rng = rng or Rng((0,), "model")
-        super().__init__(obs_dim, action_dim, hidden_sizes, rng=rng, **options)
-        atoms = torch.linspace(-value_range, value_range, num_bins, device=rng.device)
-        # Not saved: a constant.
-        self.register_buffer("atoms", atoms, persistent=False)
+        super().__init__(
+            obs_dim,
+            action_dim,
+            hidden_sizes,
+            num_atoms=num_bins,
+            v_min=-value_range,
+            v_max=value_range,
+            **options,
+        )
 
     def network(
         self,
@@ -215,26 +214,5 @@ class SimbaV2Model(SmoothSACModel):
         assert not layer_norm
         inputs, widths = self.obs_dim + beside, sizes[:-1]
         if members:
-            return HypersphereNet(inputs, widths, self._num_bins, rng, members=members)
+            return HypersphereNet(inputs, widths, self.num_atoms, rng, members=members)
         return HypersphereNet(inputs, widths, self.action_dim, rng, heads=2)
-
-    def value_log_probs(
-        self, obs: Tensor, action: Tensor, critic: nn.Module | None = None
-    ) -> Tensor:
-        """Return the log probability of every atom by every critic, `[S, N, B, K]`."""
-        return functional.log_softmax(read_beside(critic or self.critic, obs, action), -1)
-
-    def expected(self, log_probs: Tensor) -> Tensor:
-        """Return the mean `[...]` of distributions `[..., K]`."""
-        return (log_probs.exp() * self.atoms).sum(-1)
-
-    def q_values(
-        self,
-        obs: Tensor,
-        action: Tensor,
-        critic: nn.Module | None = None,
-        members: Tensor | slice | None = None,
-    ) -> Tensor:
-        """Return the expected return by every critic, `[S, N, B]`; arguments as of the base."""
-        assert members is None
-        return self.expected(self.value_log_probs(obs, action, critic))

@@ -56,7 +56,7 @@ def run_off_policy(session: Session, learner: AnyLearner, envs: SeedVectorEnv) -
     collector = Collector(envs, learner.device)
     phases = phases_of(session, learner, replay)
     batches = phases.batches(replay)
-    acting = learner.initial_acting_state(envs.num_envs)
+    acting = learner.exploring_state(envs.num_envs)
     ahead = ActionAhead(envs.num_seeds, envs.num_envs, envs.spec.action_shape)
     statistics = RunningStatistics(learner, envs.num_envs)
     own = statistics.parts() | ({} if acting is None else {"acting": acting})

@@ -78,6 +78,7 @@ SMALL: dict[str, Any] = {
     "minibatch_size": 16,
     "update_epochs": 2,
     "target_update_interval": 3,
+    "policy_noise": 0.2,  # smaller noise of targets would hide what it and its bound do
     "dataset_size": 200,
     "expert_dataset_size": 200,
     "discriminator_hidden_sizes": [16, 16],
@@ -97,10 +98,18 @@ SMALL: dict[str, Any] = {
 }
 """Values that make any algorithm quick; each is used where the algorithm has such a setting."""
 
-AT_MOST: dict[str, int] = {"gradient_updates_per_step": 2, "num_critics": 3}
+AT_MOST: dict[str, int] = {
+    "gradient_updates_per_step": 2,
+    "num_critics": 3,
+    "policy_delay": 3,
+    "train_frequency": 4,
+}
 """Bounds on defaults that would make tests slow, or too short to see what comes once a round."""
 
-OWN_WIDTHS: dict[str, Any] = {"critic_hidden_sizes": [16, 16]}
+OWN_WIDTHS: dict[str, Any] = {
+    "actor_hidden_sizes": [16, 16],
+    "critic_hidden_sizes": [16, 16],
+}
 """Values of settings that are small anyway where they follow others."""
 STATISTICAL = 32
 """Rows of a batch that is normalised by its own statistics: of a unit that fires on all rows the
@@ -492,6 +501,7 @@ def varying_values(algo: str, name: str, count: int) -> tuple[float, ...]:
     usual = default if isinstance(default, float) and default > 0 else 0.02
     largest = {
         "tau": 0.9,
+        "policy_noise": 0.2,
         "clip_coef": 0.003,
         "ent_coef": 1.0,
         "entropy_coef": 1.0,

@@ -200,8 +200,8 @@ def test_acting_deterministically_leaves_the_state_alone(algo: str, task: str) -
 
 @pytest.mark.parametrize("algo", names_under_test())
 def test_update_takes_a_plain_mapping(algo: str) -> None:
-    learner, env = build(algo)
-    twin, _ = build(algo)
+    learner, env = build(algo, gamma=0.99)  # by which the rows of `make_batch` are discounted
+    twin, _ = build(algo, gamma=0.99)
     batch = make_batch(algo, env, (0,))
     values = {name: tensor[0] for name, tensor in vars(batch).items() if tensor is not None}
     mapping = {

@@ -98,7 +98,7 @@ def _acting_sources(
     for name, part in parts.items():
         yield Source(ACTING_PART + name, part.call, owners, examples=part.examples)
     if not parts:
-        acting = acting or learner.initial_acting_state(num_envs)
+        acting = acting or learner.exploring_state(num_envs)
         if acting is not None:
             owners["acting"] = acting
         yield Source("act", partial(learner.act_from, acting, explore=True), owners)
