@@ -25,8 +25,8 @@ PACKAGED = Path("src/rl_training/assets/measured.yaml")
 """What `rl-training list presets` shows of the records, seen from the root of the repository."""
 SIZE = Size(width=640, height=240)
 COLUMNS = (
-    *("method", "preset", "steps", "settings chosen on seeds", f"IQM [{LEVEL:.0%}]", "IQM bar"),
-    *("worst seed", "worst-seed bar", "met", "device", "time"),
+    *("method", "preset", "steps", "settings chosen on seeds", "reported seeds"),
+    *(f"IQM [{LEVEL:.0%}]", "IQM bar", "worst seed", "worst-seed bar", "met", "device", "time"),
 )
 _BAR = COLORS + 7
 """Grey and dashed, see `Line.number`."""
@@ -126,7 +126,7 @@ def _row(gate: Gate, record: Record | None, earlier: Earlier | None) -> list[str
     title = get_algorithm_spec(gate.algo).title
     cells = [f"[{title}](algorithms/{gate.algo}.md)", f"`{gate.preset}`"]
     steps = gate.steps if record is None else record.steps
-    cells += [f"{steps:,}", _ranges(gate.chosen_on)]
+    cells += [f"{steps:,}", _ranges(gate.chosen_on), _ranges(gate.seeds)]
     iqm_bar, bar = f"{gate.iqm_bar:g}", f"{gate.bar:g}"
     if record is None:
         what = "not measured yet on ten seeds" + ("" if earlier is None else _three(earlier))
