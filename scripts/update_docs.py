@@ -24,7 +24,7 @@ from types import FunctionType
 import yaml
 
 import rl_training
-from rl_training.algorithms.spec import AlgorithmSpec
+from rl_training.algorithms.spec import AlgorithmSpec, paper_address
 from rl_training.cli.tables import FAMILIES, algorithm_facts, method_kind
 from rl_training.experiment.config import TrainConfig, load_config
 from rl_training.experiment.presets import RESOLVED
@@ -150,9 +150,8 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _link(paper: str) -> str:
-    kind, _, number = paper.partition(":")
-    site = {"arXiv": "https://arxiv.org/abs/", "doi": "https://doi.org/"}.get(kind)
-    return f"[{paper}]({site}{number})" if site else paper
+    address = paper_address(paper)
+    return f"[{paper}]({address})" if address else paper
 
 
 def _facts(page: Path) -> str:

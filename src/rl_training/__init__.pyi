@@ -3,6 +3,7 @@
 from rl_training._version import __version__ as __version__
 from rl_training.algorithms.bc import BC as BCAlgorithm
 from rl_training.algorithms.c51 import C51 as C51Algorithm
+from rl_training.algorithms.combo import COMBO as COMBOAlgorithm
 from rl_training.algorithms.cql import CQL as CQLAlgorithm
 from rl_training.algorithms.crossq import CrossQ as CrossQAlgorithm
 from rl_training.algorithms.discrete_cql import DiscreteCQL as DiscreteCQLAlgorithm
@@ -19,6 +20,7 @@ from rl_training.algorithms.gail import GAIL as GAILAlgorithm
 from rl_training.algorithms.iql import IQL as IQLAlgorithm
 from rl_training.algorithms.iqn import IQN as IQNAlgorithm
 from rl_training.algorithms.mbpo import MBPO as MBPOAlgorithm
+from rl_training.algorithms.mobile import MOBILE as MOBILEAlgorithm
 from rl_training.algorithms.mopo import MOPO as MOPOAlgorithm
 from rl_training.algorithms.pets import PETS as PETSAlgorithm
 from rl_training.algorithms.ppo import PPO as PPOAlgorithm
@@ -37,6 +39,7 @@ from rl_training.algorithms.td3_bc import TD3BC as TD3BCAlgorithm
 from rl_training.algorithms.tqc import TQC as TQCAlgorithm
 from rl_training.api.algorithms import BC as BC
 from rl_training.api.algorithms import C51 as C51
+from rl_training.api.algorithms import COMBO as COMBO
 from rl_training.api.algorithms import CQL as CQL
 from rl_training.api.algorithms import DQN as DQN
 from rl_training.api.algorithms import FQF as FQF
@@ -45,6 +48,7 @@ from rl_training.api.algorithms import GAIL as GAIL
 from rl_training.api.algorithms import IQL as IQL
 from rl_training.api.algorithms import IQN as IQN
 from rl_training.api.algorithms import MBPO as MBPO
+from rl_training.api.algorithms import MOBILE as MOBILE
 from rl_training.api.algorithms import MOPO as MOPO
 from rl_training.api.algorithms import PETS as PETS
 from rl_training.api.algorithms import PPO as PPO

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_training.algorithms.mobile import MOBILEConfig
 from rl_training.data.replay.mixed import SyntheticBuffer
 from rl_training.data.replay.prioritized import PrioritizedReplayBuffer
 from rl_training.data.replay.storage import ReplayBuffer
@@ -64,6 +65,15 @@ def test_a_batch_may_be_all_of_one_kind(ratio: float, real: int) -> None:
     buffer = make(real_rows(), ratio=ratio)
     buffer.extend(imagined(0, 10), 30)
     assert int((buffer.sample(64).reward == -1).sum()) == real
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.05, 0.3, 0.5, 0.95, 1.0])
+def test_the_settings_know_how_many_rows_of_a_batch_are_real(ratio: float) -> None:
+    config = MOBILEConfig(synthetic_batch_ratio=ratio)
+    buffer = make(real_rows(), ratio=1 - config.synthetic_batch_ratio)
+    buffer.extend(imagined(0, 10), 30)
+    for rows in (1, 8, 10, 30, 100, 128, 256):
+        assert config.real_rows(rows) == buffer.other_rows(rows)
 
 
 def test_only_the_newest_rows_count_and_their_number_may_grow() -> None:

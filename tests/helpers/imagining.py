@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from rl_training.algorithms.combo import COMBO
 from rl_training.algorithms.dynamics.imagination import Imagined, Rules
 from rl_training.algorithms.mbpo import MBPO
+from rl_training.algorithms.mobile import MOBILE
 from rl_training.algorithms.mopo import MOPO
 from rl_training.models import MLPMOPOEnsembleModel, MLPSACModel
 from rl_training.rng import Rng
 from rl_training.testing.contract import SMALL_MODEL
 
 OBS, ACTION = 3, 1
+Imagining = MOPO | MBPO | MOBILE | COMBO
+LearnerT = TypeVar("LearnerT", MOPO, MBPO, MOBILE, COMBO)
 
 
 def make_learner(
-    kind: type[MOPO] | type[MBPO], seeds: tuple[int, ...] = (0,), **settings: Any
-) -> MOPO | MBPO:
+    kind: type[LearnerT], seeds: tuple[int, ...] = (0,), num_elites: int = 2, **settings: Any
+) -> LearnerT:
     """A learner of tasks with three numbers to see and one to choose."""
     policy = MLPSACModel(OBS, ACTION, (16,), rng=Rng(seeds, "networks"))
-    model = MLPMOPOEnsembleModel(OBS, ACTION, (16, 16), 3, num_elites=2, rng=Rng(seeds, "networks"))
+    rng = Rng(seeds, "networks")
+    model = MLPMOPOEnsembleModel(OBS, ACTION, (16, 16), 3, num_elites=num_elites, rng=rng)
     fields = kind.settings_class().model_fields
     small = {name: value for name, value in SMALL_MODEL.items() if name in fields}
     # The networks above are given, so their sizes in the settings would be ignored.
@@ -32,7 +37,7 @@ def make_learner(
     return kind(policy_model=policy, dynamics_model=model, seeds=seeds, **given)
 
 
-def imagine(learner: MOPO | MBPO, obs: torch.Tensor, horizon: int, rules: Rules) -> Imagined:
+def imagine(learner: Imagining, obs: torch.Tensor, horizon: int, rules: Rules) -> Imagined:
     """What the loop lets a learner imagine."""
     policy = partial(learner.act, explore=True)
     return learner.imagination.rollout(policy, learner.rng, obs, horizon, rules)

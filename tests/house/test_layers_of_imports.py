@@ -178,7 +178,7 @@ def test_every_room_says_what_lives_there_and_what_does_not() -> None:
 def test_every_algorithm_is_declared_in_full(algo: str) -> None:
     spec = get_algorithm_spec(algo)
     assert spec.name == algo
-    assert re.fullmatch(r"arXiv:\d{4}\.\d{4,5}|doi:10\.\S+", spec.paper)
+    assert re.fullmatch(r"arXiv:\d{4}\.\d{4,5}|doi:10\.\S+|PMLR:v\d+/\w+\.html", spec.paper)
     assert spec.title
     assert spec.summary
     assert spec.metrics

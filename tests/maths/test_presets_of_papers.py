@@ -453,6 +453,22 @@ PAPERS: dict[str, dict[str, Any]] = {
         "rollout_batch_size": 50_000,
         "rollouts_kept": 5,
     },
+    **{
+        f"mobile/{task}": MODEL
+        | {
+            "actor_learning_rate": 1e-4,
+            "hidden_sizes": (256, 256),
+            "rollout_horizon": 5,
+            "rollout_batch_size": 50_000,
+            "rollout_refresh_interval": 1_000,
+            "rollouts_kept": 5,
+            "penalty_coef": penalty,
+            "num_penalty_samples": 10,
+            "lowest_target": 0.0,
+            "model_max_epochs": 30 if task == "walker2d" else None,
+        }
+        for task, penalty in (("halfcheetah", 0.1), ("hopper", 1.5), ("walker2d", 0.5))
+    },
     "pets/cartpole": {
         "adam_epsilon": 1e-8,
         "batch_size": 32,

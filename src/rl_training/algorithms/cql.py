@@ -23,7 +23,6 @@ episode when it is over.
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Literal
 
 import torch
@@ -32,6 +31,12 @@ from torch import Tensor, nn
 from rl_training.algorithms.actor_critic import Loss
 from rl_training.algorithms.base import td_target
 from rl_training.algorithms.config import LearningRate
+from rl_training.algorithms.conservative import (
+    proposals,
+    q_of_several,
+    several_actions,
+    soft_maximum,
+)
 from rl_training.algorithms.sac import SAC, SACConfig, sac_loss, sac_networks
 from rl_training.algorithms.sources import OfflineToOnlineSettings
 from rl_training.algorithms.spec import AlgorithmSpec, Loop
@@ -146,16 +151,13 @@ class CQL(SAC):
     def penalty(self, batch: TransitionBatch, data_q: Tensor) -> Tensor:
         """Estimate log sum_a exp Q(s, a) - Q(s, a_data) for every critic, `[S, N]`.
 
-        The second term is given as `data_q` `[S, N, B]`.  As in the authors' code the terms are
-        summed, not averaged, which adds the logarithm of their number; thresholds of the Lagrange
-        form are stated for that.
+        The second term is given as `data_q` `[S, N, B]`.  Thresholds of the Lagrange form are
+        stated for a sum of terms, see `soft_maximum`.
         """
         with torch.no_grad():
             actions, log_density = self.proposals(batch)  # [S, B, 3n, A], [S, B, 3n]
-        temperature = self.config.cql_temperature
         q = self.bounded(self.q_of_several(batch.obs, actions), batch)  # [S, N, B, 3n]
-        weighted = (q - log_density.unsqueeze(1)) / temperature
-        pushed_down = temperature * torch.logsumexp(weighted, -1)
+        pushed_down = soft_maximum(q, log_density, self.config.cql_temperature)
         return (pushed_down - data_q).mean(-1)
 
     @property
@@ -186,20 +188,12 @@ class CQL(SAC):
 
     def proposals(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """Draw actions for every state and return them with the log density each was drawn by."""
-        here, log_here = self.several_actions(batch.obs)
-        after, log_after = self.several_actions(batch.next_obs)
-        samples, size = self.config.num_cql_samples, self.model.action_dim
-        uniform = self.rng.uniform(batch.obs.shape[1], samples, size) * 2 - 1
-        log_uniform = torch.full_like(log_here, -size * math.log(2.0))
-        actions = torch.cat((uniform, here, after), 2)
-        return actions, torch.cat((log_uniform, log_here, log_after), 2)
+        samples = self.config.num_cql_samples
+        return proposals(self.model, self.rng, batch.obs, batch.next_obs, samples)
 
     def several_actions(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Draw actions `[S, B, n, A]` from the policy at `obs`, with log densities `[S, B, n]`."""
-        mean, log_std = self.model.policy(obs)
-        samples = self.config.num_cql_samples
-        noise = self.rng.normal(obs.shape[1], samples, self.model.action_dim)
-        return tanh_gaussian_sample(mean.unsqueeze(2), log_std.unsqueeze(2), noise)
+        return several_actions(self.model, self.rng, obs, self.config.num_cql_samples)
 
     def q_of_several(
         self,
@@ -209,10 +203,7 @@ class CQL(SAC):
         members: Tensor | None = None,
     ) -> Tensor:
         """Return Q of several actions per state, `[S, N, B, n]`."""
-        samples = actions.shape[2]
-        states = obs.unsqueeze(2).expand(-1, -1, samples, -1).flatten(1, 2)
-        q = self.model.q_values(states, actions.flatten(1, 2), critic, members)
-        return q.view(*q.shape[:-1], -1, samples)
+        return q_of_several(self.model, obs, actions, critic, members)
 
     def actor_loss(self, batch: TransitionBatch) -> Loss:
         """SAC's loss; while cloning, alpha log pi(a|s) - log pi(a_data|s)."""

@@ -36,7 +36,6 @@ from rl_training.algorithms.dynamics.imagination import (
     ImaginationConfig,
     Imagined,
     Penalty,
-    Times,
     imagining_networks,
 )
 from rl_training.algorithms.sac import SAC, SACConfig
@@ -45,7 +44,7 @@ from rl_training.algorithms.spec import VECTOR_LEAVES, AlgorithmSpec, Loop, Phas
 from rl_training.data.batch import TransitionBatch
 from rl_training.models.actor_with_critics import MLPSACModel
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
-from rl_training.validation import NonNegativeFloat, PositiveInt
+from rl_training.validation import NonNegativeFloat
 
 __all__ = ["MOPO", "SPEC", "MOPOConfig", "mopo_model_loss"]
 
@@ -61,18 +60,6 @@ class MOPOConfig(ImaginationConfig):
     """`aleatoric` is the paper's; `mean_deviation`, the largest distance of a member's mean of the
     observation from that of all, is its ablation; `disagreement` is the standard deviation of the
     members' means, averaged over observation and reward."""
-    rollout_refresh_interval: PositiveInt = 1_000
-    """Updates between two refreshes of the imagined transitions."""
-
-    @property
-    def fit_times(self) -> Times:
-        """Before the first update, once."""
-        return Times(0, None)
-
-    @property
-    def refresh_times(self) -> Times:
-        """Before the first update, then every `rollout_refresh_interval` updates."""
-        return Times(0, self.rollout_refresh_interval)
 
 
 class PenalisedImagination(Imagination):

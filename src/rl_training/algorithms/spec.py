@@ -51,6 +51,20 @@ class Phase(Enum):
     DEMONSTRATIONS = "demonstrations"
 
 
+PAPERS = {
+    "arXiv": "https://arxiv.org/abs/",
+    "doi": "https://doi.org/",
+    "PMLR": "https://proceedings.mlr.press/",
+}
+"""Where papers are by the kind of their number, which is what comes before the colon."""
+
+
+def paper_address(paper: str) -> str | None:
+    """Return the address of a paper, such as `arXiv:2006.04779`; None for an unknown kind."""
+    kind, _, number = paper.partition(":")
+    return PAPERS[kind] + number if kind in PAPERS else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmSpec:
     """What the package must know about an algorithm."""
@@ -58,6 +72,7 @@ class AlgorithmSpec:
     name: str
     title: str
     paper: str
+    """Such as `arXiv:2006.04779`; see `PAPERS`."""
     summary: str
     learner: type[AnyLearner]
     networks: Callable[[EnvSpec, Any, Rng], Mapping[str, nn.Module]]

@@ -2,6 +2,7 @@
 from rl_training.api.agent import Agent as Agent
 from rl_training.api.algorithms import BC as BC
 from rl_training.api.algorithms import C51 as C51
+from rl_training.api.algorithms import COMBO as COMBO
 from rl_training.api.algorithms import CQL as CQL
 from rl_training.api.algorithms import DQN as DQN
 from rl_training.api.algorithms import FQF as FQF
@@ -10,6 +11,7 @@ from rl_training.api.algorithms import GAIL as GAIL
 from rl_training.api.algorithms import IQL as IQL
 from rl_training.api.algorithms import IQN as IQN
 from rl_training.api.algorithms import MBPO as MBPO
+from rl_training.api.algorithms import MOBILE as MOBILE
 from rl_training.api.algorithms import MOPO as MOPO
 from rl_training.api.algorithms import PETS as PETS
 from rl_training.api.algorithms import PPO as PPO

@@ -18,6 +18,7 @@ import yaml
 from torch import Tensor
 
 from rl_training._version import __version__
+from rl_training.algorithms.spec import paper_address
 from rl_training.data.datasets.scores import SCORE
 from rl_training.envs.tasks.spaces_only import SPACES_ONLY
 from rl_training.errors import ConfigError, DataError
@@ -209,10 +210,11 @@ def model_card(
     """Return the text of the repository's page."""
     spec = get_algorithm_spec(config.algo)
     title = f"{spec.title} on {config.env_id}"
+    paper = paper_address(spec.paper) or spec.paper
     parts = [
         f"---\n{yaml.safe_dump(_metadata(config, title, result), sort_keys=False)}---",
         f"# {title}",
-        f"An agent of [{spec.title}]({_paper(spec.paper)}) at step {agent.step:,}, trained with "
+        f"An agent of [{spec.title}]({paper}) at step {agent.step:,}, trained with "
         f"rl-training {__version__} (seed {config.seed}).",
         _evaluation_text(result),
         _curve_text(curve, drawn),
@@ -243,11 +245,6 @@ def _metadata(config: TrainConfig, title: str, result: EvalResult | None) -> dic
         }
         facts["model-index"] = [{"name": title, "results": [outcome]}]
     return facts
-
-
-def _paper(paper: str) -> str:
-    kind, _, name = paper.partition(":")
-    return f"https://arxiv.org/abs/{name}" if kind == "arXiv" else f"https://doi.org/{name}"
 
 
 def _evaluation_text(result: EvalResult | None) -> str:

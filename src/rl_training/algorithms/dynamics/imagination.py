@@ -1,7 +1,7 @@
 """A model of the dynamics beside a policy: fitted to real transitions, rolled out for more.
 
-MBPO and MOPO are SAC on transitions that an ensemble imagined.  They hold an `Imagination`, which
-fits the ensemble (`fit.py`), rolls a policy out in it (`ModelEnv`) and says what an imagined
+MBPO, MOPO and MOBILE are SAC on transitions that an ensemble imagined.  They hold an `Imagination`,
+which fits the ensemble (`fit.py`), rolls a policy out in it (`ModelEnv`) and says what an imagined
 transition is worth.  The loop decides when (`runtime/phases/imagination.py`).
 
 Rollouts are the trajectory sampling of PETS (Chua et al., 2018, Sec. 5.1 of arXiv:1805.12114): TS1
@@ -243,6 +243,9 @@ class ImaginationConfig(DynamicsConfig):
     """`ts1` draws a new elite at each imagined step, `tsinf` one per rollout."""
     rollouts_kept: PositiveInt = 5
     """Refreshes whose imagined transitions are learned from; older ones are dropped."""
+    rollout_refresh_interval: PositiveInt | None = 1_000
+    """Updates between two refreshes of the imagined transitions; null makes one, before the first
+    update."""
     synthetic_buffer_capacity: PositiveInt | None = None
     """Most imagined transitions kept; null is room for `rollouts_kept` refreshes."""
     synthetic_batch_ratio: Fraction = 0.95
@@ -254,13 +257,13 @@ class ImaginationConfig(DynamicsConfig):
 
     @property
     def fit_times(self) -> Times:
-        """When the model is fitted."""
-        raise NotImplementedError
+        """When the model is fitted: to a dataset once, before the first update."""
+        return Times(0, None)
 
     @property
     def refresh_times(self) -> Times:
-        """When rollouts are made."""
-        raise NotImplementedError
+        """When rollouts are made: before the first update, then at the interval."""
+        return Times(0, self.rollout_refresh_interval)
 
     @property
     def largest_horizon(self) -> int:
@@ -270,6 +273,10 @@ class ImaginationConfig(DynamicsConfig):
     def horizon(self, step: int) -> int:  # noqa: ARG002 - the same at every step here
         """Return the steps of a rollout that is made at `step`."""
         return self.rollout_horizon
+
+    def real_rows(self, batch_size: int) -> int:
+        """Return how many rows of a batch are real; they come before those that are imagined."""
+        return round(batch_size * (1 - self.synthetic_batch_ratio))
 
     @property
     def synthetic_capacity(self) -> int:
