@@ -27,6 +27,7 @@ from rl_training.tools.recipes.locomotion import (
     gather,
     make_locomotion,
     medium_step,
+    name_of,
     replayed,
 )
 
@@ -178,6 +179,18 @@ def test_each_level_says_how_it_was_made(run: Path, monkeypatch: pytest.MonkeyPa
     half = len(made["medium"])
     np.testing.assert_array_equal(both.observations[:half], made["medium"].observations)
     np.testing.assert_array_equal(both.actions[half:], made["expert"].actions)
+
+
+def test_a_set_says_of_which_group_a_seed_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = tmp_path / "hopper" / "seed_1"
+    member.mkdir(parents=True)
+    assert name_of(member) == "seed_1"
+    (member.parent / "config.yaml").touch()
+    assert name_of(member) == "hopper/seed_1"
+    monkeypatch.chdir(member)
+    assert name_of(Path()) == "hopper/seed_1"
 
 
 def test_normalised_scores_are_those_of_the_run(run: Path) -> None:

@@ -251,6 +251,14 @@ def test_an_agent_evaluates_itself(tmp_path: Path, data_file: Path) -> None:
     assert (result.algo, result.step, result.transitions) == ("sac", 0, 300)
 
 
+def test_a_folder_of_mapped_columns_is_evaluated_like_a_file_and_without_a_warning(
+    agent_file: Path, data_file: Path, pendulum: OfflineDataset, tmp_path: Path
+) -> None:
+    save_dataset(pendulum, tmp_path / "columns", "npy")
+    mapped = evaluate_offline(agent_file, tmp_path / "columns", device="cpu", **SMALL)
+    assert mapped == evaluate_offline(agent_file, data_file, device="cpu", **SMALL)
+
+
 def test_data_without_starts_of_episodes_is_refused(
     agent_file: Path, pendulum: OfflineDataset
 ) -> None:

@@ -13,7 +13,7 @@ Deviations: critics move before policy and temperature, as in every actor-critic
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -22,14 +22,12 @@ from rl_training.algorithms.actor_critic import networks_of
 from rl_training.algorithms.config import OptimizerChoice, OptimizerSettings
 from rl_training.algorithms.sac import SAC, SAC_METRICS, SACConfig
 from rl_training.algorithms.spec import VECTOR_LEAVES, AlgorithmSpec, Loop
-from rl_training.models.actor_with_critics import MLPSACModel
 from rl_training.models.residual import SimBaModel
 from rl_training.validation import (
     NonNegativeInt,
     Number,
     PositiveFloat,
     PositiveInt,
-    Settings,
     Sizes,
     never,
 )
@@ -92,9 +90,9 @@ class SimBaConfig(BlockConfig):
 class SimBa(SAC):
     """SAC with residual networks."""
 
-    config_class: ClassVar[type[Settings]] = SimBaConfig
-    config: BlockConfig
-    model: MLPSACModel
+    config_class = SimBaConfig
+    config: SimBaConfig
+    model: SimBaModel
 
     @property
     def target_entropy(self) -> float | Tensor:

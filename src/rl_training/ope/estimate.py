@@ -279,13 +279,17 @@ def policy_of(agent: LoadedAgent, *, stochastic: bool, seed: int) -> Policy:
     bounded = agent.env_spec.action_kind == "continuous" and agent.env_spec.action_low is not None
 
     def actions(observations: NDArray[Any]) -> Tensor:
-        rows = torch.from_numpy(np.ascontiguousarray(observations, np.float32)).to(learner.device)
+        # Copied, because PyTorch warns of arrays that it may not write to, such as mapped files.
+        parts = [
+            torch.from_numpy(np.array(observations[first : first + CHUNK_ROWS], np.float32))
+            for first in range(0, len(observations), CHUNK_ROWS)
+        ]
         act = learner.draw_action if stochastic else learner.act
         # An agent in use draws on as if nothing had happened.
         with torch.no_grad(), learner.drawing_from(Rng((seed,), "ope", learner.device)):
             drawn = [
-                torch.cat([act(part[None])[0] for part in parts])
-                for parts in [torch.split(rows, CHUNK_ROWS)] * (SAMPLES if stochastic else 1)
+                torch.cat([act(part.to(learner.device)[None])[0] for part in parts])
+                for _ in range(SAMPLES if stochastic else 1)
             ]
         stacked = torch.stack(drawn, 1)  # [n, K, ...]
         # The environment would clip to its box, so a policy of unbounded actions is worth that.

@@ -137,7 +137,7 @@ def make_locomotion(
         "recipe": f"{FAMILY}/{task}-{level}",
         "seed": request.seed,
         "rows": len(dataset),
-        "run": run.folder.name,
+        "run": name_of(run.folder),
         "expert_step": expert.step,
         **facts,
         "scores": {"random": scores.random, "expert": scores.expert},
@@ -227,6 +227,14 @@ def _trained(request: Request, task: str, parent: Path, callbacks: tuple[Callbac
         changes |= {"total_timesteps": request.train_steps, "checkpoint_interval": every}
         changes["algo_kwargs"] = {"eval_interval": every}
     return train(load_config(preset, changes=changes), callbacks=callbacks).run_dir
+
+
+def name_of(folder: Path) -> str:
+    """Return the name of a run; that of one seed of several has the name of its group before it."""
+    whole = folder.absolute()
+    group = whole.parent
+    grouped = (group / "config.yaml").is_file()
+    return f"{group.name}/{whole.name}" if grouped else whole.name
 
 
 def _require_fits(run: Policies, env_id: str) -> None:
