@@ -172,7 +172,7 @@ def test_the_defaults_are_those_of_the_authors() -> None:
     [
         ({"hidden_sizes": [64, 32]}, r"hidden_sizes must hold the same width for every block"),
         ({"activation": "tanh"}, r"activation must be 'relu', got 'tanh'"),
-        ({"use_layer_norm": True}, r"use_layer_norm: must be false: the blocks normalise"),
+        ({"use_layer_norm": True}, r"use_layer_norm: must be false: blocks are normalised already"),
         ({"encoder": "mine:net"}, r"encoder must be null, got 'mine:net'"),
         ({"weight_init": "uniform"}, r"weight_init must be 'orthogonal', got 'uniform'"),
     ],

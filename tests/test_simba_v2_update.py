@@ -272,7 +272,7 @@ def test_rewards_are_scaled_by_the_deviation_or_by_the_largest_return() -> None:
     [
         ({"hidden_sizes": [64, 32]}, r"hidden_sizes must hold the same width for every block"),
         ({"activation": "tanh"}, r"activation must be 'relu', got 'tanh'"),
-        ({"use_layer_norm": True}, r"use_layer_norm: must be false: the blocks normalise"),
+        ({"use_layer_norm": True}, r"use_layer_norm: must be false: features have norm 1 already"),
         ({"num_bins": 1}, r"num_bins must be >= 2, got 1"),
         ({"encoder": "mine:net"}, r"encoder must be null, got 'mine:net'"),
     ],

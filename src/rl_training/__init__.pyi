@@ -33,6 +33,7 @@ from rl_training.algorithms.recurrent_sac import RecurrentSAC as RecurrentSACAlg
 from rl_training.algorithms.redq import REDQ as REDQAlgorithm
 from rl_training.algorithms.rlpd import RLPD as RLPDAlgorithm
 from rl_training.algorithms.sac import SAC as SACAlgorithm
+from rl_training.algorithms.simba import SimBa as SimBaAlgorithm
 from rl_training.algorithms.simba_v2 import SimbaV2 as SimbaV2Algorithm
 from rl_training.algorithms.td3 import TD3 as TD3Algorithm
 from rl_training.algorithms.td3_bc import TD3BC as TD3BCAlgorithm
@@ -72,6 +73,7 @@ from rl_training.api.algorithms import ReBRAC as ReBRAC
 from rl_training.api.algorithms import RecurrentDQN as RecurrentDQN
 from rl_training.api.algorithms import RecurrentPPO as RecurrentPPO
 from rl_training.api.algorithms import RecurrentSAC as RecurrentSAC
+from rl_training.api.algorithms import SimBa as SimBa
 from rl_training.api.algorithms import SimbaV2 as SimbaV2
 from rl_training.data import OfflineDataset as OfflineDataset
 from rl_training.experiment.config import TrainConfig as TrainConfig

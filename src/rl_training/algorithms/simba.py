@@ -33,11 +33,31 @@ from rl_training.validation import (
 )
 
 
-class BlockConfig(SACConfig):
-    """Settings of SAC with networks of blocks, common to SimBa and SimbaV2."""
+def require_one_width(config: SACConfig) -> None:
+    """Refuse blocks of several widths.
+
+    Raises:
+        ValueError: Naming the setting, and what it could be.
+    """
+    for name in ("hidden_sizes", "actor_hidden_sizes", "critic_hidden_sizes"):
+        sizes = getattr(config, name)
+        if sizes is not None and len(set(sizes)) > 1:
+            raise ValueError(
+                f"{name} must hold the same width for every block, such as "
+                f"{[sizes[0]] * len(sizes)}, got {list(sizes)}"
+            )
+
+
+class SimBaConfig(SACConfig):
+    """Settings of SimBa; defaults are those of the authors' code."""
 
     learning_rate: PositiveFloat = 1e-4
     """Learning rate of the critics, and of the actor unless it has its own."""
+    optimizer: OptimizerChoice = Field(default=OptimizerSettings(type="adamw", weight_decay=0.01))
+    """Optimizer of the networks: a name, or a mapping `{type: sgd, momentum: 0.9}`; a temperature
+    and other single numbers always have Adam."""
+    gradient_updates_per_step: PositiveInt = 2
+    """Gradient steps per environment step, of actor and critics alike."""
     learning_starts: NonNegativeInt = 5_000
     """Steps of uniformly random actions before the first update."""
     normalize_observations: bool = True
@@ -59,32 +79,16 @@ class BlockConfig(SACConfig):
     features_dim: None = None
     """Always null: there are no convolutions."""
     use_layer_norm: Annotated[
-        bool, Field(json_schema_extra={"const": False}), never("the blocks normalise")
+        bool, Field(json_schema_extra={"const": False}), never("blocks are normalised already")
     ] = False
-    """Always false: the blocks normalise."""
+    """Always false: blocks are normalised already."""
     weight_init: Literal["orthogonal"] = "orthogonal"
-    """How initial weights are drawn; the method's own layers have their own ways beside it."""
+    """How the first and the last weights are drawn; those of blocks are He's."""
 
     @model_validator(mode="after")
-    def _blocks_have_one_width(self) -> BlockConfig:
-        for name in ("hidden_sizes", "actor_hidden_sizes", "critic_hidden_sizes"):
-            sizes = getattr(self, name)
-            if sizes is not None and len(set(sizes)) > 1:
-                raise ValueError(
-                    f"{name} must hold the same width for every block, such as "
-                    f"{[sizes[0]] * len(sizes)}, got {list(sizes)}"
-                )
+    def _blocks_have_one_width(self) -> SimBaConfig:
+        require_one_width(self)
         return self
-
-
-class SimBaConfig(BlockConfig):
-    """Settings of SimBa; defaults are those of the authors' code."""
-
-    optimizer: OptimizerChoice = Field(default=OptimizerSettings(type="adamw", weight_decay=0.01))
-    """Optimizer of the networks: a name, or a mapping `{type: sgd, momentum: 0.9}`; a temperature
-    and other single numbers always have Adam."""
-    gradient_updates_per_step: PositiveInt = 2
-    """Gradient steps per environment step, of actor and critics alike."""
 
 
 class SimBa(SAC):

@@ -15,17 +15,17 @@ Deviations: critics move before policy and temperature, as in every actor-critic
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_training.algorithms.actor_critic import Loss, networks_of
 from rl_training.algorithms.categorical import bellman_atoms, categorical_loss
 from rl_training.algorithms.config import LearningRate, LRSchedule
 from rl_training.algorithms.losses import categorical_projection
-from rl_training.algorithms.sac import SAC
-from rl_training.algorithms.simba import BlockConfig, SimBa
+from rl_training.algorithms.sac import SAC, SACConfig
+from rl_training.algorithms.simba import SimBa, require_one_width
 from rl_training.algorithms.sources import TransitionReplay
 from rl_training.algorithms.spec import VECTOR_LEAVES, AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
@@ -33,23 +33,60 @@ from rl_training.data.normalizer import BoundedReturnScale, ReturnScale
 from rl_training.models.hypersphere import SimbaV2Model, project
 from rl_training.models.layers import chosen_members
 from rl_training.validation import (
+    NonNegativeInt,
+    Number,
     PositiveFloat,
+    Sizes,
     Whole,
+    never,
 )
 
 
-class SimbaV2Config(BlockConfig):
+class SimbaV2Config(SACConfig):
     """Settings of SimbaV2."""
 
+    learning_rate: PositiveFloat = 1e-4
+    """Learning rate of the critics, and of the actor unless it has its own."""
     lr_schedule: LRSchedule = Field(default=LRSchedule(type="linear", end=0.5))
     """Schedule of every learning rate."""
+    learning_starts: NonNegativeInt = 5_000
+    """Steps of uniformly random actions before the first update."""
+    normalize_observations: bool = True
+    """Standardise observations by the running mean and deviation of all observations so far;
+    the replay keeps raw ones, and the statistics are in the checkpoint."""
     normalize_rewards: bool = True
     """Divide rewards by the running deviation of the discounted return, or by more, so that the
     largest return seen stays within `value_range`; returns are reported without it."""
+    hidden_sizes: Sizes = (512, 512)
+    """Width of the critics' blocks, one number for each, all the same."""
+    actor_hidden_sizes: Sizes | None = (128,)
+    """Width of the actor's blocks, one number for each, all the same."""
     num_bins: Annotated[int, Field(ge=2, le=10_001), Whole] = 101
     """Atoms of a return's distribution."""
     value_range: PositiveFloat = 5.0
     """Largest return that the atoms reach, after rewards are scaled."""
+    initial_alpha: PositiveFloat = Field(default=0.01)
+    """Start of a learned temperature."""
+    target_entropy: Number | None = None
+    """Entropy a learned temperature aims at; null means -A/2."""
+    # What the blocks are made of is the method.
+    activation: Literal["relu"] = "relu"
+    """What follows the hidden layer of each block."""
+    encoder: None = None
+    """Always null: observations are put on the sphere as they are."""
+    features_dim: None = None
+    """Always null: there are no convolutions."""
+    use_layer_norm: Annotated[
+        bool, Field(json_schema_extra={"const": False}), never("features have norm 1 already")
+    ] = False
+    """Always false: features have norm 1."""
+    weight_init: Literal["orthogonal"] = "orthogonal"
+    """How initial weights are drawn, before their columns are scaled to norm 1."""
+
+    @model_validator(mode="after")
+    def _blocks_have_one_width(self) -> SimbaV2Config:
+        require_one_width(self)
+        return self
 
 
 class SimbaV2(SAC):

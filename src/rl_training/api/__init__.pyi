@@ -35,4 +35,5 @@ from rl_training.api.algorithms import ReBRAC as ReBRAC
 from rl_training.api.algorithms import RecurrentDQN as RecurrentDQN
 from rl_training.api.algorithms import RecurrentPPO as RecurrentPPO
 from rl_training.api.algorithms import RecurrentSAC as RecurrentSAC
+from rl_training.api.algorithms import SimBa as SimBa
 from rl_training.api.algorithms import SimbaV2 as SimbaV2
