@@ -27,7 +27,7 @@ from rl_training.foreign_names import foreign_hint
 Model = TypeVar("Model", bound=BaseModel)
 Hint = Callable[[str, Collection[str]], str]
 """Given an unknown key and the fields there are, the end of a sentence that says what is meant."""
-MOST_LISTED = 32
+MOST_LISTED = 40
 """Names that one message may hold."""
 MOST_SHOWN = 200
 """Characters of a wrong value that a message shows."""
