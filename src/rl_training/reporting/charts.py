@@ -48,6 +48,16 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cloud:
+    """Points of one kind."""
+
+    label: str
+    number: int
+    """Gives the colour."""
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Size:
     """Inner size of a drawing, in its own units."""
 
@@ -109,6 +119,46 @@ def chart_file(
     rows = _legend_rows(lines, size) if legend else []
     size = replace(size, top=size.top + LEGEND_ROW * len(rows))
     parts = [*_drawing(lines, size, across), *_legend(rows, size)]
+    return _file(parts, size, title)
+
+
+def scatter_file(clouds: Sequence[Cloud], size: Size, title: str, *, across: str, up: str) -> str:
+    """Return points as a file of its own, with the line on which both figures are equal.
+
+    Args:
+        clouds: The points; at least one.
+        size: Inner size, to which a row for the legend is added.
+        title: What a screen reader says of it.
+        across: What the axis of x shows.
+        up: What the axis of y shows.
+    """
+    size = replace(size, top=size.top + LEGEND_ROW, height=size.height + LEGEND_ROW)
+    points = [point for cloud in clouds for point in cloud.points]
+    (x_low, x_high), (y_low, y_high) = (padded(values) for values in zip(*points, strict=True))
+    x_scale = Scale(x_low, x_high, size.left, size.width - size.right)
+    y_scale = Scale(y_low, y_high, size.height - size.bottom, size.top)
+    marks = inside(ticks(x_low, x_high, 5), x_low, x_high)
+    parts = [*_axes(size, x_scale, y_scale, marks, across)]
+    parts.append(f'<text x="8" y="{size.top - 8}">{up}</text>')
+    low, high = max(x_low, y_low), min(x_high, y_high)
+    if low < high:
+        ends = f"M{x_scale(low)} {y_scale(low)}L{x_scale(high)} {y_scale(high)}"
+        parts.append(f'<path class="axis" stroke-dasharray="4 4" d="{ends}"/>')
+    place = 8.0 + LETTER * len(up) + 24
+    for cloud in clouds:
+        color = f'class="c{cloud.number % COLORS}" style="fill: var(--c); opacity: .75"'
+        parts += [
+            f'<circle {color} cx="{x_scale(x)}" cy="{y_scale(y)}" r="3.4"/>'
+            for x, y in cloud.points
+        ]
+        parts.append(f'<circle {color} cx="{place:g}" cy="{size.top - 12}" r="3.4"/>')
+        parts.append(f'<text x="{place + 8:g}" y="{size.top - 8}">{escape(cloud.label)}</text>')
+        place += 8 + LETTER * len(cloud.label) + 20
+    return _file(parts, size, title)
+
+
+def _file(parts: Sequence[str], size: Size, title: str) -> str:
+    """Return a drawing as a file, on a card."""
     style = (ASSETS / "report" / "chart.css").read_text(encoding="utf-8")
     body = "".join(parts).replace("><", ">\n<")
     return (
