@@ -189,6 +189,7 @@ SUITE: tuple[Cell, ...] = (
     *_cells("mujoco-300k", "droq", MUJOCO[:3], 300_000, FIVE),
     *_cells("mujoco", "simba_v2", ("hopper", "walker2d", "ant"), MILLION, FIVE),
     *_cells("mujoco", "tqc", ("humanoid",), MILLION, FIVE),
+    *_cells("mujoco", "fast_td3", ("halfcheetah", "humanoid"), 12_800_000, FIVE),
     *(
         cell
         for method in VALUE_BASED
