@@ -73,6 +73,8 @@ class RLPD(SAC):
         """Updates of the critics per round: the actor moves in the last."""
         return self.config.gradient_updates_per_step
 
+    entropy_per_entry = -0.5  # App. C
+
     @property
     def is_pretraining(self) -> bool:
         """Whether the next update is made before there is any own experience."""
@@ -87,13 +89,6 @@ class RLPD(SAC):
     def phase(self) -> int:
         """Tell whether the next update ends a round, and whether it is one of pretraining."""
         return super().phase() + (PRETRAINING if self.is_pretraining else 0)
-
-    @property
-    def target_entropy(self) -> float | Tensor:
-        """Entropy that a learned temperature aims at: half of SAC's unless set (App. C)."""
-        if self.config.target_entropy is None:
-            return -self.model.action_dim / 2
-        return self.setting("target_entropy")
 
     def next_value(self, q: Tensor, entropy_term: Tensor) -> Tensor:
         """Least of the drawn target critics (Algorithm 1, lines 9 to 12)."""

@@ -83,6 +83,8 @@ class SAC(ActorCritic):
     parts: ClassVar[tuple[type[Settings], ...]] = (LearningRate, TransitionReplay)
     config: SACConfig
     model: MLPSACModel
+    entropy_per_entry: ClassVar[float] = -1.0
+    """What `target_entropy: null` means, for each entry of an action."""
 
     def setup(self) -> None:
         """Add the temperature to the actor-critic's parts."""
@@ -98,7 +100,7 @@ class SAC(ActorCritic):
     def target_entropy(self) -> float | Tensor:
         """Entropy that a learned temperature aims at: a number, or `[S]` where it varies."""
         if self.config.target_entropy is None:
-            return -float(self.model.action_dim)
+            return self.entropy_per_entry * self.model.action_dim
         return self.setting("target_entropy")
 
     def sample_action(self, obs: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 Observations are standardised by running statistics, actor and critics are residual networks whose
 branches are normalised, and weights decay (Sec. 4).  Everything else is SAC.
 
-Overrides: target_entropy; everything else is the networks and settings of SAC.
+Overrides: none; it is SAC with other networks and settings.
 Deviations: critics move before policy and temperature, as in every actor-critic here, where the
     authors' code moves the policy first; the temperature's loss is linear in log(alpha), as SAC's
     is here.  Standardised observations are clipped to +-10 deviations, which they are not there.
@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from rl_training.algorithms.actor_critic import networks_of
 from rl_training.algorithms.config import OptimizerChoice, OptimizerSettings
@@ -97,13 +96,7 @@ class SimBa(SAC):
     config_class = SimBaConfig
     config: SimBaConfig
     model: SimBaModel
-
-    @property
-    def target_entropy(self) -> float | Tensor:
-        """Entropy that a learned temperature aims at: half of SAC's unless set."""
-        if self.config.target_entropy is None:
-            return -self.model.action_dim / 2
-        return self.setting("target_entropy")
+    entropy_per_entry = -0.5
 
 
 SPEC = AlgorithmSpec(

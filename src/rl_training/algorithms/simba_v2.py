@@ -4,7 +4,7 @@ SAC whose networks keep features and weights on the unit hypersphere, so that ne
 run; critics that predict a distribution of the return over fixed atoms; rewards scaled so that
 returns stay among these.
 
-Overrides: td_target, critic_loss, improve, target_entropy, return_statistics.
+Overrides: td_target, critic_loss, improve, return_statistics.
 Deviations: critics move before policy and temperature, as in every actor-critic here, where the
     authors' code moves the policy first; the temperature's loss is linear in log(alpha), as SAC's
     is here; one setting, `num_critics: 1`, is their `use_cdq: false` for tasks that never
@@ -25,7 +25,7 @@ from rl_training.algorithms.categorical import bellman_atoms, categorical_loss
 from rl_training.algorithms.config import LearningRate, LRSchedule
 from rl_training.algorithms.losses import categorical_projection
 from rl_training.algorithms.sac import SAC, SACConfig
-from rl_training.algorithms.simba import SimBa, require_one_width
+from rl_training.algorithms.simba import require_one_width
 from rl_training.algorithms.sources import TransitionReplay
 from rl_training.algorithms.spec import VECTOR_LEAVES, AlgorithmSpec, Loop
 from rl_training.data.batch import TransitionBatch
@@ -101,7 +101,7 @@ class SimbaV2(SAC):
         """Create what scales rewards: by G's deviation or max |G| / range (Eq. 17)."""
         return BoundedReturnScale(self.num_seeds, self.device, self.config.value_range)
 
-    target_entropy = SimBa.target_entropy
+    entropy_per_entry = -0.5
 
     def td_target(self, batch: TransitionBatch) -> Loss:
         """Return the distribution `[S, B, K]` of the soft Bellman target, on the atoms.
