@@ -67,13 +67,12 @@ class RLPD(SAC):
     config: RLPDConfig
     model: MLPSACModel
     actor_metrics = ACTOR_METRICS
+    entropy_per_entry = -0.5  # App. C
 
     @property
     def actor_delay(self) -> int:
         """Updates of the critics per round: the actor moves in the last."""
         return self.config.gradient_updates_per_step
-
-    entropy_per_entry = -0.5  # App. C
 
     @property
     def is_pretraining(self) -> bool:
