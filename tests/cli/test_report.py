@@ -9,6 +9,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -16,7 +17,17 @@ import yaml
 from helpers.browser import ask_browser
 from helpers.tiny import run_cli, tiny_config
 from rl_training.errors import ConfigError, DataError
-from rl_training.reporting.charts import Line, Size, inside, labels, line_chart, padded, ticks
+from rl_training.reporting.charts import (
+    Cloud,
+    Line,
+    Size,
+    inside,
+    labels,
+    line_chart,
+    padded,
+    scatter_file,
+    ticks,
+)
 from rl_training.reporting.figures import curve, improvements, ranked, rows_of, thin
 from rl_training.reporting.gather import gather, without_folders
 
@@ -506,3 +517,20 @@ def test_files_of_the_wrong_shape_are_left_out_or_named(tmp_path: Path) -> None:
         for folder in (*batches, *(tmp_path / name for name in ("systems", "lines", "logs"))):
             assert refused(command, folder) is None, folder
         assert "describes no run" in str(refused(command, tmp_path / "refused"))
+
+
+def test_points_are_drawn_beside_the_line_of_equal_figures() -> None:
+    cloud = Cloud(label="a<b", number=0, points=((0.0, 0.0), (10.0, 10.0), (10.0, 0.0)))
+    drawing = scatter_file([cloud], Size(width=300, height=300), "t", across="x", up="y")
+    root = ElementTree.fromstring(drawing)
+    places = [
+        (float(e.attrib["cx"]), float(e.attrib["cy"])) for e in root.iter() if "cx" in e.attrib
+    ]
+    low, high, right = places[:3]
+    (line,) = (e.attrib["d"] for e in root.iter() if "stroke-dasharray" in e.attrib)
+    ends = [tuple(map(float, end.split())) for end in line[1:].split("L")]
+    slope = (ends[1][1] - ends[0][1]) / (ends[1][0] - ends[0][0])
+    for x, y in (low, high):
+        assert abs(ends[0][1] + slope * (x - ends[0][0]) - y) < 0.5, "equal figures are on the line"
+    assert right == (high[0], low[1])
+    assert "a&lt;b" in drawing
