@@ -179,7 +179,7 @@ def test_code_on_a_page_is_the_lines_of_the_function_without_its_docstring() -> 
     assert text.startswith("`SAC.target_entropy` in [`algorithms/sac.py`](../../src/rl_training/")
     (code,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert code.splitlines()[:2] == ["@property", "def target_entropy(self) -> float | Tensor:"]
-    assert "-float(self.model.action_dim)" in code
+    assert "self.entropy_per_entry * self.model.action_dim" in code
     assert '"""' not in code
 
 
