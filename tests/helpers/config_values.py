@@ -30,6 +30,8 @@ ROOM_FOR: dict[str, dict[str, Any]] = {
     "expert_dataset_id": {"expert_dataset_kind": "minari"},
     "num_critics": {"num_target_critics": 1},
     "num_target_critics": {"num_critics": 10**12},
+    "exploration_noise": {"exploration_noise_min": 0.0},
+    "exploration_noise_min": {"exploration_noise": 1e30},
     "num_steps": {"sequence_length": 1},
     "sequence_length": {"num_steps": 7 * 10**9, "minibatch_size": 10**12},
     "minibatch_size": {"sequence_length": 1},

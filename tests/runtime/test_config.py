@@ -289,7 +289,8 @@ CANDIDATES: dict[str, object] = {
 
 def nest(algo: str, path: tuple[str, ...], value: object) -> dict[str, Any]:
     """A mapping with one value at a path."""
-    fields = get_algorithm_spec(algo).config_class.model_fields
+    known = get_algorithm_spec(algo).config_class.model_fields
+    fields = {name for name, field in known.items() if field.annotation is not type(None)}
     for key in reversed(path):
         room = {} if value is None else ROOM_FOR.get(key, {})
         value = {**{name: given for name, given in room.items() if name in fields}, key: value}
