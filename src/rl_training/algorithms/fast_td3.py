@@ -127,7 +127,7 @@ class FastTD3(TD3):
         """Distribution `[S, 1 or N, B, K]` of r + discount Z(s', a'), on the atoms.
 
         a' is the policy's with clipped noise, Z that of the target critic whose target has the
-        least mean (`use_cdq`; Sec. 3.1).
+        least mean (`use_cdq`).
         """
         action = self.smoothed_action(batch.next_obs)
         log_probs = self.model.value_log_probs(batch.next_obs, action, self.target_critic)

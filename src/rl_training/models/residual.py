@@ -31,7 +31,7 @@ EXPANSION = 4
 
 
 class PreNormBlock(nn.Module):
-    """`x + W_2 relu(W_1 LN(x))`, the hidden layer wider (Eq. 4)."""
+    """`x + W_2 relu(W_1 LN(x))`, the hidden layer wider (Sec. 4)."""
 
     def __init__(self, width: int, rng: Rng, members: tuple[int, ...]) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class PreNormBlock(nn.Module):
 
 
 class ResidualNet(nn.Module):
-    """Embedding, blocks of one width, a last normalisation, and a linear head (Fig. 4)."""
+    """Embedding, blocks of one width, a last normalisation, and a linear head (Sec. 4)."""
 
     def __init__(
         self,
