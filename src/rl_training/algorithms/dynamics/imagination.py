@@ -1,8 +1,8 @@
 """A model of the dynamics beside a policy: fitted to real transitions, rolled out for more.
 
-MBPO, MOPO and MOBILE are SAC on transitions that an ensemble imagined.  They hold an `Imagination`,
-which fits the ensemble (`fit.py`), rolls a policy out in it (`ModelEnv`) and says what an imagined
-transition is worth.  The loop decides when (`runtime/phases/imagination.py`).
+MBPO, MOPO, MOBILE and COMBO are SAC on transitions that an ensemble imagined.  They hold an
+`Imagination`, which fits the ensemble (`fit.py`), rolls a policy out in it (`ModelEnv`) and says
+what an imagined transition is worth.  The loop decides when (`runtime/phases/imagination.py`).
 
 Rollouts are the trajectory sampling of PETS (Chua et al., 2018, Sec. 5.1 of arXiv:1805.12114): TS1
 draws a new elite for each row at each step, TSinf keeps one per row.  Where no penalty is asked
